@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 import vitrail
-from vitrail.core.errors import DamagedError, MissingError, UsageError
+from vitrail.core.errors import CorruptFileError, MissingError, UsageError
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.protocols import evaluate
 from vitrail.evaluation.transfer import sample_shots
@@ -186,7 +186,7 @@ def test_wrong_use_is_one_line(bundle, digits):
     ):
         with pytest.raises(ValueError, match=message):
             call()
-    with pytest.raises(DamagedError, match=r"'nosuch\.png'[^`]*$"):
+    with pytest.raises(CorruptFileError, match=r"'nosuch\.png'[^`]*$"):
         ViTClassifier(bundle).fit(["nosuch.png"] * 4, [0, 1, 0, 1])
 
 

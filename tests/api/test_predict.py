@@ -23,7 +23,7 @@ from tests.models.families.test_contract import ONE_PER_FAMILY
 from vitrail.bundles.decision import ONE_CLASS, SeveralLabels
 from vitrail.cli import main
 from vitrail.core import watchdog
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.core.files import MANIFEST, _write_manifest, atomic_file, atomic_folder, user_folder
 from vitrail.inference import build_model_file as making
 from vitrail.inference import model_files
@@ -831,7 +831,7 @@ def test_engine_onnx_needs_a_bundle_on_disk():
 
 def test_bytes_that_are_no_image_are_called_by_their_number(bundle, images):
     content = (images / "01.png").read_bytes()
-    with pytest.raises(DamagedError, match=r"^'image 3' cannot be decoded \(its header is not that of a JPEG"):
+    with pytest.raises(CorruptFileError, match=r"^'image 3' cannot be decoded \(its header is not that of a JPEG"):
         vitrail.Classifier(bundle).predict([content] * 3 + [b"none"], batch_size=2)
 
 

@@ -21,7 +21,7 @@ import vitrail
 from tests.paths import FIXTURES
 from vitrail.bundles.card import model_card
 from vitrail.bundles.pretrained import create
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.core.files import MANIFEST, atomic_folder, write_json
 from vitrail.core.terminal import print_json
 from vitrail.data.preprocess import Preprocess
@@ -244,7 +244,7 @@ def test_a_small_bundle_that_asks_for_a_large_grid_takes_no_memory(copy):
         "for path in sys.argv[2:]:\n"
         "    try:\n"
         "        vitrail.load(path)\n"
-        "    except vitrail.core.errors.DamagedError as error:\n"
+        "    except vitrail.core.errors.CorruptFileError as error:\n"
         "        assert 'does not fit' in str(error), error\n"
         "    else:\n"
         "        sys.exit('loaded')\n"
@@ -559,7 +559,7 @@ def test_answers_of_weights_that_are_too_large_are_errors(copy, image, call, tmp
         done = call(*words)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
         assert "must be finite, got NaN or infinity" in done.stderr
-    with pytest.raises(DamagedError, match="must be finite, got NaN or infinity"):
+    with pytest.raises(CorruptFileError, match="must be finite, got NaN or infinity"):
         vitrail.Classifier(copy).predict([np.zeros((8, 8), np.uint8)])
 
 
@@ -683,7 +683,7 @@ def test_arrays_that_are_no_images_are_refused(tmp_path):
     with pytest.raises(UsageError, match="Image must be a file that exists"):
         Preprocess()([tmp_path / "nowhere.png"])
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnonsense")
-    with pytest.raises(DamagedError, match=r"broken\.png' cannot be decoded"):
+    with pytest.raises(CorruptFileError, match=r"broken\.png' cannot be decoded"):
         Preprocess()([tmp_path / "broken.png"])
 
 

@@ -20,7 +20,7 @@ from vitrail.bundles.convert import Told, convert, read_any
 from vitrail.bundles.formats.base import WeightFormat
 from vitrail.bundles.formats.registry import FORMATS, written_formats
 from vitrail.bundles.infer_config import usual_heads
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
@@ -329,7 +329,7 @@ def test_strange_documents_are_read_or_refused_in_a_line(tmp_path, file, change,
 def test_an_index_that_names_itself_is_refused(tmp_path):
     name = "model.safetensors.index.json"
     (tmp_path / name).write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(DamagedError, match="names a file that is not beside it"):
+    with pytest.raises(CorruptFileError, match="names a file that is not beside it"):
         read_any(str(tmp_path), Told())
 
 

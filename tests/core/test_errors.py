@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import vitrail
-from vitrail.core.errors import DamagedError
+from vitrail.core.errors import CorruptFileError
 from vitrail.core.files import read_json
 from vitrail.data.decode import open_image, read_file
 from vitrail.data.doctor import examine
@@ -19,13 +19,23 @@ from vitrail.data.sources.registry import open_data
 @pytest.mark.parametrize(
     ("error", "message", "path", "cause"),
     [
-        (DamagedError(path=Path("a b.png"), cause="is cut"), "'a b.png' is cut.", "a b.png", "is cut"),
-        (DamagedError(path="a", cause="is cut", advice="Do this."), "'a' is cut. Do this.", "a", "is cut"),
+        (CorruptFileError(path=Path("a b.png"), cause="is cut"), "'a b.png' is cut.", "a b.png", "is cut"),
+        (CorruptFileError(path="a", cause="is cut", advice="Do this."), "'a' is cut. Do this.", "a", "is cut"),
         # A cause may end with another error's message, which has its own full stop or question mark.
-        (DamagedError(path="a", cause="is wrong: no b."), "'a' is wrong: no b.", "a", "is wrong: no b"),
-        (DamagedError(path="a", cause="is wrong. Is it 'c'?"), "'a' is wrong. Is it 'c'?", "a", "is wrong. Is it 'c'?"),
-        (DamagedError("Line 3 of 'a' is wrong.", path="a"), "Line 3 of 'a' is wrong.", "a", "Line 3 of 'a' is wrong"),
-        (DamagedError("No image is whole."), "No image is whole.", None, "No image is whole"),
+        (CorruptFileError(path="a", cause="is wrong: no b."), "'a' is wrong: no b.", "a", "is wrong: no b"),
+        (
+            CorruptFileError(path="a", cause="is wrong. Is it 'c'?"),
+            "'a' is wrong. Is it 'c'?",
+            "a",
+            "is wrong. Is it 'c'?",
+        ),
+        (
+            CorruptFileError("Line 3 of 'a' is wrong.", path="a"),
+            "Line 3 of 'a' is wrong.",
+            "a",
+            "Line 3 of 'a' is wrong",
+        ),
+        (CorruptFileError("No image is whole."), "No image is whole.", None, "No image is whole"),
     ],
 )
 def test_a_damaged_file_has_a_path_and_a_cause(error, message, path, cause):
@@ -48,7 +58,7 @@ def test_path_and_cause_where_files_are_read(tmp_path):
         (open_data, "x.npz", "cannot be read as npz ("),
         (open_data, "x.csv", f"Line 1 of {str(tmp_path / 'x.csv')!r} must be file,label"),
     ):
-        with pytest.raises(DamagedError) as caught:
+        with pytest.raises(CorruptFileError) as caught:
             read(tmp_path / name)
         assert caught.value.path == str(tmp_path / name)
         assert caught.value.cause.startswith(cause)
@@ -67,11 +77,11 @@ def test_doctor_says_the_cause_alone_whatever_a_file_is_called(tmp_path):
 
 
 def test_messages_that_begin_with_a_path_are_made_in_one_place():
-    """`DamagedError(f"{path!r} ...")` would say a path without carrying it."""
+    """`CorruptFileError(f"{path!r} ...")` would say a path without carrying it."""
     written = []
     for file in sorted(Path(vitrail.__file__).parent.rglob("*.py")):
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            is_error = isinstance(call, ast.Call) and ast.unparse(call.func) == "DamagedError"
+            is_error = isinstance(call, ast.Call) and ast.unparse(call.func) == "CorruptFileError"
             if is_error and call.args and isinstance(call.args[0], ast.JoinedStr):
                 first = call.args[0].values[0]
                 if isinstance(first, ast.FormattedValue) and first.conversion == ord("r"):

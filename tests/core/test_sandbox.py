@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from tests.bundles.test_convert import small
 from vitrail.bundles.convert import Told, read_any
 from vitrail.bundles.weight_files import _read
-from vitrail.core.errors import DamagedError, VitrailError
+from vitrail.core.errors import CorruptFileError, VitrailError
 from vitrail.core.sandbox import child, read_tensors
 
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -59,7 +59,7 @@ def test_hostile_files_are_refused_and_do_nothing(tmp_path, kind):
             header = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,), }"
             with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.writestr("embedding/kernel.npy", header.ljust(127) + b"\n" + bytes(1000))
-    with pytest.raises(DamagedError) as caught:
+    with pytest.raises(CorruptFileError) as caught:
         read_any(str(path), Told())
     assert "\n" not in str(caught.value)
     assert not canary.exists()
@@ -92,7 +92,7 @@ ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 def test_damaged_safetensors_are_refused(tmp_path, content):
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
-    with pytest.raises(DamagedError) as caught:
+    with pytest.raises(CorruptFileError) as caught:
         read_any(str(path), Told())
     assert "\n" not in str(caught.value)
 
@@ -102,7 +102,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path):
     tensors["blocks.1.mlp.fc1.weight"] = tensors["blocks.1.mlp.fc1.weight"].clone()
     tensors["blocks.1.mlp.fc1.weight"][3, 5] = float("nan")
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(DamagedError, match=r"must be finite, got NaN or infinity in blocks\.1\.mlp\.fc1\.weight"):
+    with pytest.raises(CorruptFileError, match=r"must be finite, got NaN or infinity in blocks\.1\.mlp\.fc1\.weight"):
         read_any(str(tmp_path / "model.safetensors"), Told())
 
 
@@ -158,7 +158,7 @@ def test_weights_in_npz_are_unpacked_once_and_only_if_they_fit(tmp_path, monkeyp
     del found
     monkeypatch.setattr("vitrail.core.memory.available", lambda: 2**26)
     tracemalloc.reset_peak()
-    with pytest.raises(DamagedError, match="would fill 100,663,296 bytes"):
+    with pytest.raises(CorruptFileError, match="would fill 100,663,296 bytes"):
         _read(tmp_path / "x.npz", notes)
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
@@ -213,7 +213,7 @@ def test_a_compressed_pickle_fills_no_memory(tmp_path):
         for name in plain.namelist():
             bomb.writestr(name, plain.read(name))
     (tmp_path / "plain.pth").unlink()
-    with pytest.raises(DamagedError, match="would fill more memory than is available, or than a file of its size"):
+    with pytest.raises(CorruptFileError, match="would fill more memory than is available, or than a file of its size"):
         read_any(str(tmp_path / "bomb.pth"), Told())
 
 
@@ -256,7 +256,7 @@ def test_what_lies_beside_the_weights_in_a_pickle(tmp_path):
 
 def test_tensors_larger_than_their_file_are_refused(tmp_path):
     torch.save({"a": torch.zeros(1).expand(2**33)}, tmp_path / "bomb.pth")
-    with pytest.raises(DamagedError, match="would fill 34,359,738,368 bytes"):
+    with pytest.raises(CorruptFileError, match="would fill 34,359,738,368 bytes"):
         read_any(str(tmp_path / "bomb.pth"), Told())
 
 
@@ -283,7 +283,7 @@ def test_a_flipped_bit_in_a_pickle_is_found_by_its_checksum(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole.replace(weights[500:502].numpy().tobytes(), weights[501:503].numpy().tobytes()))
     assert torch.load(path, weights_only=True)["a"][500] == 501
-    with pytest.raises(DamagedError, match=r"a.pth' cannot be read \('a/data/0' in it differs from its checksum\)"):
+    with pytest.raises(CorruptFileError, match=r"a.pth' cannot be read \('a/data/0' in it differs from its checksum\)"):
         _read(path, [])
     torch.serialization.set_crc32_options(False)
     try:
@@ -298,7 +298,7 @@ def test_a_flipped_bit_in_a_pickle_is_found_by_its_checksum(tmp_path):
 def test_zips_that_zipfile_unpacks_without_a_limit_are_refused(tmp_path, name, method):
     with zipfile.ZipFile(tmp_path / name, "w", method) as archive:
         archive.writestr("a.npy", bytes(2**20))
-    with pytest.raises(DamagedError, match=r"'a.npy' is neither stored nor deflated"):
+    with pytest.raises(CorruptFileError, match=r"'a.npy' is neither stored nor deflated"):
         _read(tmp_path / name, [])
 
 
@@ -307,7 +307,7 @@ def test_weights_that_are_integers_are_refused(tmp_path):
     tensors = small().model.state_dict()
     tensors["norm.bias"] = tensors["norm.bias"].view(torch.int32)
     save_file(tensors, tmp_path / "a.safetensors")
-    with pytest.raises(DamagedError, match=r"must have weights in floating point, got torch.int32 in norm.bias"):
+    with pytest.raises(CorruptFileError, match=r"must have weights in floating point, got torch.int32 in norm.bias"):
         read_any(str(tmp_path / "a.safetensors"), Told())
 
 
@@ -315,12 +315,12 @@ def test_a_tensor_under_two_names_is_refused(tmp_path):
     """With and without a prefix, or in two files of a sharded checkpoint: one of them would be taken in silence."""
     tensors = small().model.state_dict()
     torch.save({**tensors, "module.norm.bias": tensors["norm.bias"] + 1}, tmp_path / "a.pth")
-    with pytest.raises(DamagedError, match=r"it has a tensor twice, with and without the prefix module\."):
+    with pytest.raises(CorruptFileError, match=r"it has a tensor twice, with and without the prefix module\."):
         _read(tmp_path / "a.pth", [])
     save_file(
         {"mask_token": torch.zeros(1), "teacher.a": torch.zeros(1), "a": torch.ones(1)}, tmp_path / "a.safetensors"
     )
-    with pytest.raises(DamagedError, match=r"has 3 tensors, but only 2 that differ in more than a prefix"):
+    with pytest.raises(CorruptFileError, match=r"has 3 tensors, but only 2 that differ in more than a prefix"):
         read_any(str(tmp_path / "a.safetensors"), Told())
     shards = tmp_path / "shards"
     shards.mkdir()
@@ -332,7 +332,7 @@ def test_a_tensor_under_two_names_is_refused(tmp_path):
         ({"a": "2.safetensors", "b": "1.safetensors"}, "names tensors that 2.safetensors has not: a"),
     ):
         index.write_text(json.dumps({"weight_map": table}))
-        with pytest.raises(DamagedError, match=reason):
+        with pytest.raises(CorruptFileError, match=reason):
             _read(index, [])
 
 

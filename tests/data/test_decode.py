@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from vitrail.cli import main
-from vitrail.core.errors import DamagedError
+from vitrail.core.errors import CorruptFileError
 from vitrail.data.decode import FORMATS, MAX_PIXELS, open_image
 from vitrail.data.preprocess import Preprocess
 
@@ -123,7 +123,7 @@ def refusal(read, content):
     """The image, or else the error in words."""
     try:
         return read(content), ""
-    except DamagedError as error:
+    except CorruptFileError as error:
         return None, str(error)
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.data.augment.config import Augment
 from vitrail.data.augment.pipeline import mix
 from vitrail.data.cache import _ENTRY, ImageCache, _checksum
@@ -166,7 +166,7 @@ def damage(files, tmp_path):
 
 def test_damaged_images_by_policy(files, tmp_path):
     split = damage(files, tmp_path)
-    with pytest.raises(DamagedError, match=r"broken-[^`]*$"):
+    with pytest.raises(CorruptFileError, match=r"broken-[^`]*$"):
         run(Loader(split, EYE, batch=8))
 
     loader = Loader(split, EYE, batch=8, on_damage="skip", settings=SETTINGS)
@@ -186,7 +186,7 @@ def test_damaged_images_by_policy(files, tmp_path):
     assert len(loader.damaged) == 3
 
     nothing = Split("train", [split.images[3]] * 4, np.zeros(4, int))
-    with pytest.raises(DamagedError, match="No image"):
+    with pytest.raises(CorruptFileError, match="No image"):
         run(Loader(nothing, EYE, batch=2, on_damage="substitute"))
 
 
@@ -223,7 +223,7 @@ def test_impossible_loaders_are_refused():
 
 def test_an_epoch_without_one_readable_image_is_an_error(tmp_path):
     split = Split("train", [str(tmp_path / f"{index}.png") for index in range(4)], np.zeros(4, int))
-    with pytest.raises(DamagedError, match="No image of train"):
+    with pytest.raises(CorruptFileError, match="No image of train"):
         run(Loader(split, EYE, batch=2, on_damage="skip"))
 
 

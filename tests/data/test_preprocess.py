@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.decode import MAX_PIXELS, open_image, read_file, to_channels
 from vitrail.data.image_files import list_images
 from vitrail.data.preprocess import Preprocess
@@ -139,7 +139,7 @@ def test_a_jpeg_that_cannot_be_scaled_is_decoded_whole(tmp_path):
     (tmp_path / "x.jpg").write_bytes(content)
     for source in (content, tmp_path / "x.jpg"):
         assert np.array_equal(np.asarray(open_image(source, lambda *_: (10, 8))), levels)
-    with pytest.raises(DamagedError, match=r"^'cut' cannot be decoded \(image file is truncated"):
+    with pytest.raises(CorruptFileError, match=r"^'cut' cannot be decoded \(image file is truncated"):
         open_image(content[:-900], lambda *_: (10, 8), name="cut")
 
 
@@ -150,7 +150,7 @@ def test_broken_tiffs_print_nothing_and_hide_nothing_that_others_print(capfd):
     lines = [f"line {number}\n" for number in range(300)]
 
     def decode(_):
-        with pytest.raises(DamagedError):
+        with pytest.raises(CorruptFileError):
             open_image(bytes(broken))
 
     def print_all():
@@ -321,17 +321,17 @@ def test_damaged_and_foreign_files_are_one_line(tmp_path):
     }
     for name, content in cases.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(DamagedError, match="cannot be decoded") as caught:
+        with pytest.raises(CorruptFileError, match="cannot be decoded") as caught:
             open_image(tmp_path / name)
         assert name in str(caught.value)
         assert "\n" not in str(caught.value)
-        with pytest.raises(DamagedError, match=r"^'member 3' cannot be decoded") as caught:
+        with pytest.raises(CorruptFileError, match=r"^'member 3' cannot be decoded") as caught:
             open_image(content, name="member 3")
         assert "_io." not in str(caught.value)
-        with pytest.raises(DamagedError, match=r"^'image 1' cannot be decoded"):
+        with pytest.raises(CorruptFileError, match=r"^'image 1' cannot be decoded"):
             Preprocess()([whole, content])
     for read in (open_image, read_file):
-        with pytest.raises(DamagedError, match=r"empty\.png' cannot be decoded \(it is empty\)\.$"):
+        with pytest.raises(CorruptFileError, match=r"empty\.png' cannot be decoded \(it is empty\)\.$"):
             read(tmp_path / "empty.png")
     with pytest.raises(UsageError, match="must be a file that exists"):
         open_image(tmp_path)
@@ -339,7 +339,7 @@ def test_damaged_and_foreign_files_are_one_line(tmp_path):
 
 def test_levels_that_are_no_numbers_are_refused_by_name(tmp_path):
     Image.fromarray(np.full((2, 2), np.nan, np.float32)).save(tmp_path / "nan.tiff")
-    with pytest.raises(DamagedError, match=r"nan\.tiff' of mode F cannot be converted"):
+    with pytest.raises(CorruptFileError, match=r"nan\.tiff' of mode F cannot be converted"):
         Preprocess()([tmp_path / "nan.tiff"])
 
 
@@ -367,7 +367,7 @@ def test_too_many_pixels_are_refused_before_decoding():
     side = int(MAX_PIXELS**0.5) + 10
     bomb = encoded(Image.new("1", (side, side)), format="PNG")
     assert len(bomb) < 200_000
-    with pytest.raises(DamagedError, match="pixels are more than"):
+    with pytest.raises(CorruptFileError, match="pixels are more than"):
         open_image(bomb)
 
 
@@ -416,10 +416,11 @@ def test_every_odd_image_of_pillows_own_tests_decodes_or_is_refused(capfd):
 def test_heic_is_named_with_what_to_do(tmp_path, brand):
     (tmp_path / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftyp" + brand + bytes(100))
     with pytest.raises(
-        DamagedError, match=r"IMG_1.HEIC' is a HEIC \(HEIF\) image, .*: convert it to JPEG and remove it, for example"
+        CorruptFileError,
+        match=r"IMG_1.HEIC' is a HEIC \(HEIF\) image, .*: convert it to JPEG and remove it, for example",
     ):
         open_image(tmp_path / "IMG_1.HEIC")
     assert list_images([tmp_path]) == [str(tmp_path / "IMG_1.HEIC")]
     (tmp_path / "film.mp4").write_bytes(b"\0\0\0\x18ftypisom" + bytes(100))
-    with pytest.raises(DamagedError, match="its header is not that of a JPEG"):
+    with pytest.raises(CorruptFileError, match="its header is not that of a JPEG"):
         open_image(tmp_path / "film.mp4")

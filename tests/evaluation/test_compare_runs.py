@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vitrail.cli import main
-from vitrail.core.errors import DamagedError
+from vitrail.core.errors import CorruptFileError
 from vitrail.core.intervals import wilson
 from vitrail.evaluation.compare_runs import side_by_side
 from vitrail.evaluation.predictions.saved import SavedPredictions
@@ -161,7 +161,7 @@ def test_what_is_no_run_is_one_line(tmp_path, call):
     done = call("runs", run)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     (run / "config.toml").write_text("# vitrail\nseed = [")
-    with pytest.raises(DamagedError, match="config"):
+    with pytest.raises(CorruptFileError, match="config"):
         read_run(run)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import vitrail
 from tests.test_cli import FIXTURE, run
 from vitrail.cli import main
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import user_folder
 from vitrail.core.least_squares import Ridge
 from vitrail.data.dataset import Dataset, Split
@@ -495,7 +495,7 @@ def test_a_damaged_image_stops_with_its_name(bundle, tmp_path):
             for index in range(3):
                 Image.fromarray(np.full((8, 8), 50 * index, np.uint8)).save(folder / f"{index}.png")
     (tmp_path / "data" / "val" / "b" / "1.png").write_bytes(b"no picture")
-    with pytest.raises(DamagedError, match=r"b/1\.png"):
+    with pytest.raises(CorruptFileError, match=r"b/1\.png"):
         evaluate(bundle, str(tmp_path / "data"), protocol="knn", neighbours=2, cache=tmp_path / "cache")
 
 

@@ -11,7 +11,7 @@ from scipy.stats import beta
 from sklearn.metrics import roc_curve
 
 from vitrail.core import rng
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.evaluation import verification
 from vitrail.evaluation.verification import (
     DRAWS,
@@ -391,14 +391,18 @@ def test_pairs_name_people_in_either_spelling_of_unicode(tmp_path):
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
-        ("", DamagedError, "got none"),
-        ("10 300\n", DamagedError, "got none"),
-        ("many\nAnn 1 2\n", DamagedError, "must begin with the numbers of folds and of pairs, got 'many'"),
-        ("1 1\nAnn 1 2\n", DamagedError, "must have 2 x 1 x 1 pairs, as its first line says, got 1"),
-        ("1 1\nAnn 1 2\nAnn 1\n", DamagedError, "Line 3 of .* must be NAME I J .* or NAME I OTHER J .*, got 'Ann 1'"),
-        ("1 1\nAnn 1 1\nAnn 1 Cy 1\n", DamagedError, r"must be NAME I J \(two images of a person\).*got 'Ann 1 1'"),
-        ("1 1\nAnn 1 2\nAnn 1 Ann 2\n", DamagedError, r"\(images of two people\), got 'Ann 1 Ann 2'"),
-        ("1 1\nAnn 1 2\nAnn 0 Cy 1\n", DamagedError, "got 'Ann 0 Cy 1'"),
+        ("", CorruptFileError, "got none"),
+        ("10 300\n", CorruptFileError, "got none"),
+        ("many\nAnn 1 2\n", CorruptFileError, "must begin with the numbers of folds and of pairs, got 'many'"),
+        ("1 1\nAnn 1 2\n", CorruptFileError, "must have 2 x 1 x 1 pairs, as its first line says, got 1"),
+        (
+            "1 1\nAnn 1 2\nAnn 1\n",
+            CorruptFileError,
+            "Line 3 of .* must be NAME I J .* or NAME I OTHER J .*, got 'Ann 1'",
+        ),
+        ("1 1\nAnn 1 1\nAnn 1 Cy 1\n", CorruptFileError, r"must be NAME I J \(two images of a person\).*got 'Ann 1 1'"),
+        ("1 1\nAnn 1 2\nAnn 1 Ann 2\n", CorruptFileError, r"\(images of two people\), got 'Ann 1 Ann 2'"),
+        ("1 1\nAnn 1 2\nAnn 0 Cy 1\n", CorruptFileError, "got 'Ann 0 Cy 1'"),
         ("1 1\nAnn 1 3\nAnn 1 Cy 1\n", UsageError, r"must name an image that 'Ann' has \(3 files\), got 3"),
         ("1 1\nAnn 1 2\nAnne 1 Cy 1\n", UsageError, "got 'Anne'. Did you mean 'Ann'?"),
     ],
@@ -415,7 +419,7 @@ def test_a_list_of_pairs_that_is_missing_or_no_text(tmp_path):
     with pytest.raises(UsageError, match="Pairs must be a file that exists"):
         read_pairs(tmp_path / "none.txt", IMAGES)
     (tmp_path / "pairs.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DamagedError, match="not text in UTF-8"):
+    with pytest.raises(CorruptFileError, match="not text in UTF-8"):
         read_pairs(tmp_path / "pairs.txt", IMAGES)
 
 

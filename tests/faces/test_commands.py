@@ -21,7 +21,7 @@ import vitrail
 from tests.paths import FIXTURES
 from vitrail.api.commands import FACES
 from vitrail.bundles.bundle import bundle_key
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.faces.align import BY_LANDMARKS, TEMPLATE, UNALIGNED, align
 from vitrail.faces.embed import Aligner, Embedder
 from vitrail.faces.gallery import Gallery, _digest
@@ -96,7 +96,7 @@ def test_images_that_show_no_face_are_one_line_each(tmp_path):
     embedder = Embedder("fashion")
     for name, kind, message in (
         ("small.png", UsageError, "must have at least 16 x 16 pixels, got 40 x 15 in"),
-        ("text.png", DamagedError, "cannot be decoded"),
+        ("text.png", CorruptFileError, "cannot be decoded"),
         ("none.png", UsageError, "must be a file that exists"),
     ):
         with pytest.raises(kind, match=message) as caught:

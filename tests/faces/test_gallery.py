@@ -17,7 +17,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.faces import gallery as module
 from vitrail.faces import gallery_file
 from vitrail.faces.gallery import Gallery
@@ -181,32 +181,56 @@ def forge_vector(path, vector):
             "has format 3; this vitrail reads up to 2",
         ),
         (lambda path: change(path, "PRAGMA user_version = 1"), VitrailError, "has format 1, in which damage"),
-        (damage, DamagedError, "is damaged"),
-        (lambda path: change(path, "DELETE FROM about WHERE key = 'width'"), DamagedError, "not state its width"),
-        (lambda path: forge_vector(path, b"\0"), DamagedError, "a wrong length"),
-        (lambda path: forge_vector(path, bytes(4 * WIDTH)), DamagedError, "unit vector"),
-        (lambda path: forge_vector(path, "text"), DamagedError, "a wrong length"),
-        (lambda path: change(path, "UPDATE person SET name = 'Ann' WHERE id = 1"), DamagedError, "not as they were"),
-        (lambda path: change(path, "UPDATE template SET person = 2 WHERE id = 1"), DamagedError, "not as they were"),
-        (lambda path: change(path, "DELETE FROM template WHERE id = 1"), DamagedError, "not as they were"),
-        (lambda path: change(path, "DELETE FROM person WHERE id = 1"), DamagedError, "not as they were"),
-        (lambda path: change(path, "UPDATE about SET value = 'abc' WHERE key = 'width'"), DamagedError, "width cannot"),
-        (lambda path: change(path, "UPDATE about SET value = '0' WHERE key = 'width'"), DamagedError, "width cannot"),
-        (lambda path: change(path, "UPDATE about SET value = '1' WHERE key = 'width'"), DamagedError, "wrong length"),
+        (damage, CorruptFileError, "is damaged"),
+        (lambda path: change(path, "DELETE FROM about WHERE key = 'width'"), CorruptFileError, "not state its width"),
+        (lambda path: forge_vector(path, b"\0"), CorruptFileError, "a wrong length"),
+        (lambda path: forge_vector(path, bytes(4 * WIDTH)), CorruptFileError, "unit vector"),
+        (lambda path: forge_vector(path, "text"), CorruptFileError, "a wrong length"),
+        (
+            lambda path: change(path, "UPDATE person SET name = 'Ann' WHERE id = 1"),
+            CorruptFileError,
+            "not as they were",
+        ),
+        (
+            lambda path: change(path, "UPDATE template SET person = 2 WHERE id = 1"),
+            CorruptFileError,
+            "not as they were",
+        ),
+        (lambda path: change(path, "DELETE FROM template WHERE id = 1"), CorruptFileError, "not as they were"),
+        (lambda path: change(path, "DELETE FROM person WHERE id = 1"), CorruptFileError, "not as they were"),
+        (
+            lambda path: change(path, "UPDATE about SET value = 'abc' WHERE key = 'width'"),
+            CorruptFileError,
+            "width cannot",
+        ),
+        (
+            lambda path: change(path, "UPDATE about SET value = '0' WHERE key = 'width'"),
+            CorruptFileError,
+            "width cannot",
+        ),
+        (
+            lambda path: change(path, "UPDATE about SET value = '1' WHERE key = 'width'"),
+            CorruptFileError,
+            "wrong length",
+        ),
         (
             lambda path: change(path, "UPDATE about SET value = x'00' WHERE key = 'width'"),
-            DamagedError,
+            CorruptFileError,
             "not state its",
         ),
-        (lambda path: change(path, "UPDATE person SET name = x'00' WHERE id = 1"), DamagedError, "not printable text"),
-        (lambda path: change(path, "PRAGMA user_version = -3"), DamagedError, "its format is -3"),
-        (lambda path: forge(path, "[]"), DamagedError, "cannot be read"),
-        (lambda path: forge(path, "[" * 100_000), DamagedError, "cannot be read"),
-        (lambda path: forge(path, threshold="0.5"), DamagedError, "cannot be read"),
-        (lambda path: forge(path, threshold=math.nan), DamagedError, "cannot be read"),
-        (lambda path: forge(path, interval=[0, math.inf]), DamagedError, "cannot be read"),
-        (lambda path: forge(path, trials=1.5), DamagedError, "cannot be read"),
-        (lambda path: forge(path, data=None), DamagedError, "cannot be read"),
+        (
+            lambda path: change(path, "UPDATE person SET name = x'00' WHERE id = 1"),
+            CorruptFileError,
+            "not printable text",
+        ),
+        (lambda path: change(path, "PRAGMA user_version = -3"), CorruptFileError, "its format is -3"),
+        (lambda path: forge(path, "[]"), CorruptFileError, "cannot be read"),
+        (lambda path: forge(path, "[" * 100_000), CorruptFileError, "cannot be read"),
+        (lambda path: forge(path, threshold="0.5"), CorruptFileError, "cannot be read"),
+        (lambda path: forge(path, threshold=math.nan), CorruptFileError, "cannot be read"),
+        (lambda path: forge(path, interval=[0, math.inf]), CorruptFileError, "cannot be read"),
+        (lambda path: forge(path, trials=1.5), CorruptFileError, "cannot be read"),
+        (lambda path: forge(path, data=None), CorruptFileError, "cannot be read"),
     ],
 )
 def test_files_that_are_damaged_or_no_galleries_are_one_line(path, change_it, kind, message):
@@ -252,7 +276,7 @@ def test_tables_that_are_not_ours_are_rejected_before_anything_is_written(path, 
     connection.close()
     before = path.read_bytes()
     for open_it in (Gallery.open, lambda path: Gallery.open(path, model="m" * 64, width=WIDTH)):
-        with pytest.raises(DamagedError, match="must have the tables that `vitrail faces enroll` makes") as caught:
+        with pytest.raises(CorruptFileError, match="must have the tables that `vitrail faces enroll` makes") as caught:
             open_it(path).close()
         assert "\n" not in str(caught.value)
     assert path.read_bytes() == before
@@ -312,7 +336,7 @@ def test_pages_that_make_reading_endless_are_one_line(path, monkeypatch, table, 
     make(path)
     forge_tree(path, table)
     start = time.monotonic()
-    with pytest.raises(DamagedError, match=f"is damaged.*{reason}") as caught:
+    with pytest.raises(CorruptFileError, match=f"is damaged.*{reason}") as caught:
         read_all(path)
     assert "\n" not in str(caught.value)
     assert time.monotonic() - start < 10
@@ -391,7 +415,7 @@ def test_nobody_is_removed_from_a_damaged_file(path):
     make(path)
     change(path, "UPDATE template SET person = 2 WHERE id = 1")
     before = path.read_bytes()
-    with Gallery.open(path) as opened, pytest.raises(DamagedError, match="not as they were written"):
+    with Gallery.open(path) as opened, pytest.raises(CorruptFileError, match="not as they were written"):
         opened.remove("Person 0")
     assert path.read_bytes() == before
 
@@ -399,12 +423,12 @@ def test_nobody_is_removed_from_a_damaged_file(path):
 def test_a_forged_width_or_name_is_damaged_wherever_it_is_met(path):
     make(path)
     change(path, "UPDATE about SET value = '12' WHERE key = 'width'")
-    with pytest.raises(DamagedError, match="not state the width of its model, 24"):
+    with pytest.raises(CorruptFileError, match="not state the width of its model, 24"):
         Gallery.open(path, model="m" * 64, width=WIDTH)
     change(path, "UPDATE person SET name = x'00' WHERE id = 1")
     with Gallery.open(path) as opened:
         for read in (opened.people, opened.sources, lambda: opened.remove("Nobody")):
-            with pytest.raises(DamagedError, match="a name is not printable text"):
+            with pytest.raises(CorruptFileError, match="a name is not printable text"):
                 read()
 
 

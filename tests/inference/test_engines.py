@@ -18,7 +18,7 @@ from PIL import Image
 
 import vitrail
 from tests.bundles.test_bundle import FIXTURE, make
-from vitrail.core.errors import DamagedError, MissingError, UnprovedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, MissingError, UnprovedError, UsageError, VitrailError
 from vitrail.core.files import checksum, write_json
 from vitrail.core.intervals import wilson
 from vitrail.inference import benchmark_store, measure, model_files, openvino_engine, select
@@ -219,7 +219,7 @@ def test_a_file_that_cannot_be_run_here_is_left_out(made, tmp_path, monkeypatch,
     """As when an engine has no kernel for this CPU: nothing is damaged, and other engine choices are still measured."""
 
     def fail(self, threads, callers):
-        raise DamagedError(path="model.xml", cause="cannot be used by OpenVINO (no kernel)")
+        raise CorruptFileError(path="model.xml", cause="cannot be used by OpenVINO (no kernel)")
 
     bundle = shutil.copytree(made, tmp_path / "one")
     monkeypatch.setattr(OpenvinoEngine, "_model", fail)
@@ -345,7 +345,7 @@ def test_a_file_that_is_replaced_behind_an_open_engine_is_noticed(made, tmp_path
     vitrail.save(make(), bundle, force=True)
     assert ENGINES[name].prepare(bundle, "float32") == engine.folder
     for _ in range(2):
-        with pytest.raises(DamagedError, match="was replaced or changed while engine"), engine.running(4):
+        with pytest.raises(CorruptFileError, match="was replaced or changed while engine"), engine.running(4):
             pass
 
 
@@ -367,7 +367,7 @@ def test_labels_and_file_are_of_the_same_bundle(made, tmp_path, monkeypatch):
     engine = OnnxEngine.open(bundle)
     assert (engine.parts.labels, len(calls)) == (("x", "y", "z"), 2)
     monkeypatch.setattr(model_files, "is_of", lambda folder, key: False)
-    with pytest.raises(DamagedError, match="changes all the time"):
+    with pytest.raises(CorruptFileError, match="changes all the time"):
         OnnxEngine.open(bundle)
 
 

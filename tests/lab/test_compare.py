@@ -17,7 +17,7 @@ from scipy import stats
 
 import vitrail
 from tests.made_up import Filled
-from vitrail.core.errors import DamagedError, MissingError, UsageError
+from vitrail.core.errors import CorruptFileError, MissingError, UsageError
 from vitrail.core.intervals import t_quantile, t_tail
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources.registry import open_data
@@ -469,7 +469,7 @@ def test_compare_rejects_invalid_options_before_training(tiny, tmp_path, quick):
 @pytest.mark.parametrize("content", ["", "[]", '{"version": 1}'])
 def test_corrupt_plan_is_rejected(tmp_path, content):
     (tmp_path / "plan.json").write_text(content)
-    with pytest.raises(DamagedError, match=r"plan.json' is"):
+    with pytest.raises(CorruptFileError, match=r"plan.json' is"):
         compare("digits", tmp_path, **TINY, jobs=1, tell=lambda _: None)
 
 

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.bundles.test_bundle import FIXTURE
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources.registry import find_split, open_data
 from vitrail.evaluation.metrics import doubtful_labels
@@ -475,7 +475,7 @@ def test_damaged_answers_are_one_line(tmp_path, change):
     np.savez(path, **arrays)
     if change == "garbage":
         path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DamagedError) as error:
+    with pytest.raises(CorruptFileError) as error:
         SavedPredictions.read(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import vitrail
 from tests.paths import FIXTURES
 from tests.peers import import_peer
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.data.dataset import Split
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
@@ -137,7 +137,7 @@ def test_impossible_recipes_are_one_line(tmp_path):
         "[model]\nwidth = [1979-05-27]",
     ):
         (tmp_path / "x.toml").write_text(text)
-        with pytest.raises((UsageError, DamagedError)) as caught:
+        with pytest.raises((UsageError, CorruptFileError)) as caught:
             find_recipe(str(tmp_path / "x.toml"))
         assert "\n" not in str(caught.value)
     with pytest.raises(UsageError, match=r"Recipe must be one of .*small"):

@@ -29,7 +29,7 @@ from tests.test_cli import run
 from tests.training.runs import train
 from tests.training.test_loop import EYE, STATE, curve, make_trainer
 from vitrail.cli import main
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.sources.registry import open_data
 from vitrail.reports.run_report import read_events
 from vitrail.training.checkpoint import load_newest, steps_of
@@ -586,7 +586,7 @@ def test_r9_damaged_images_by_policy_named_in_the_log_and_in_the_bundle(call, tm
         (folder / "ab"[index % 2] / f"{index:02d}.png").write_bytes(b"not a picture")
     recipe = Recipe(epochs=1, batch=8, holdout=0.0, preprocess={"crop_fraction": 1.0})
     settings = {"options": Options(workers=1), "model": "ViT-Pico/2"}
-    with pytest.raises(DamagedError, match=r"(04|11)\.png. cannot be decoded \([^)]*\)\.$"):
+    with pytest.raises(CorruptFileError, match=r"(04|11)\.png. cannot be decoded \([^)]*\)\.$"):
         train(str(folder), output=tmp_path / "error", recipe=recipe, **settings)
     done = call("train", folder, "--model", "ViT-Pico/2", "--epochs", "1", "--output", tmp_path / "command")
     assert (done.returncode, "`--set on_damage=skip` trains without them." in done.stderr) == (1, True)
@@ -652,7 +652,7 @@ def test_r9_nothing_readable_is_an_error(tmp_path):
     for path in folder.glob("*/*.png"):
         path.write_bytes(b"not a picture")
     recipe = Recipe(epochs=1, batch=8, holdout=0.0, on_damage="skip", preprocess={"crop_fraction": 1.0})
-    with pytest.raises(DamagedError, match="No image of train can be read"):
+    with pytest.raises(CorruptFileError, match="No image of train can be read"):
         train(str(folder), "ViT-Pico/2", tmp_path / "run", recipe, Options(workers=0))
 
 

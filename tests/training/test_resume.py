@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tests.training.test_loop import HALF_WAY, STATE, curve, make_trainer
 from tests.training.test_reliability import events
-from vitrail.core.errors import DamagedError, VitrailError
+from vitrail.core.errors import CorruptFileError, VitrailError
 from vitrail.core.files import MANIFEST, _write_manifest
 from vitrail.models.config import read_model
 from vitrail.training.checkpoint import load_newest
@@ -155,7 +155,7 @@ def test_a_checkpoint_with_tensors_of_another_run_is_refused(tmp_path):
         {**without, name: checkpoint.arrays[name][:1]},
         {**checkpoint.arrays, f"{name}.x": np.zeros(1)},
     ):
-        with pytest.raises(DamagedError, match=rf"must have the tensors of this run, got others, such as {name}"):
+        with pytest.raises(CorruptFileError, match=rf"must have the tensors of this run, got others, such as {name}"):
             make_trainer().restore(checkpoint._replace(arrays=arrays))
 
 

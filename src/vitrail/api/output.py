@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitrail.api.results import Report, Rows
-from vitrail.core.errors import DamagedError
+from vitrail.core.errors import CorruptFileError
 from vitrail.core.terminal import (
     cell,
     clock,
@@ -275,7 +275,7 @@ def show_predictions(failed: "Predictions", given: Given) -> None:
         sys.exit(1)
     if failed:
         counts = f"{len(failed):,} of {failed.total:,} images"
-        raise DamagedError(f"{counts} could not be classified; the first: {failed[0].error}")
+        raise CorruptFileError(f"{counts} could not be classified; the first: {failed[0].error}")
 
 
 def prediction_table(paths: Sequence[str], labels: Sequence[str], *, blank: str = "") -> "Callable[[Prediction], None]":

@@ -6,7 +6,7 @@ from typing import Any
 
 from vitrail.api.output import Given, say_notes
 from vitrail.api.results import Report, Rows
-from vitrail.core.errors import DamagedError
+from vitrail.core.errors import CorruptFileError
 from vitrail.core.terminal import print_json, print_table, printable, say
 
 
@@ -76,7 +76,7 @@ def show_identified(failed: Rows, given: Given) -> None:
     """Exit code 1 if images could not be read."""
     if failed:
         first = failed[0]["error"]
-        raise DamagedError(f"{len(failed):,} of {failed.total:,} images could not be read; the first: {first}")
+        raise CorruptFileError(f"{len(failed):,} of {failed.total:,} images could not be read; the first: {first}")
 
 
 def show_calibrated(found: Report, given: Given) -> None:

@@ -22,7 +22,7 @@ from vitrail.api.flags import (
     resolution_flag,
 )
 from vitrail.bundles.folder import check_folder
-from vitrail.core.errors import DamagedImageError, UsageError
+from vitrail.core.errors import CorruptImageError, UsageError
 from vitrail.core.files import check_output
 from vitrail.core.flags import argument, flag
 from vitrail.core.settings import spoken
@@ -200,9 +200,9 @@ def _advice_on_images() -> Generator[None]:
     """Say what to do about an image that cannot be read."""
     try:
         yield
-    except DamagedImageError as error:
+    except CorruptImageError as error:
         advice = "`vitrail doctor` finds all such images; `--set on_damage=skip` trains without them."
-        raise DamagedImageError(f"{error} {advice}", path=error.path) from None
+        raise CorruptImageError(f"{error} {advice}", path=error.path) from None
 
 
 def _check_callback(callback: object) -> None:

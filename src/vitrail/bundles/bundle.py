@@ -27,7 +27,7 @@ from vitrail.bundles.card import model_card
 from vitrail.bundles.decision import ONE_CLASS, Answer
 from vitrail.bundles.folder import ANSWER, FORMAT, check_folder
 from vitrail.bundles.metadata import Parts, read_parts
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import MANIFEST, atomic_folder, checksum, named_in_utf8, read_json, write_json
 from vitrail.core.memory import check_room
 from vitrail.core.notebook import card
@@ -250,14 +250,14 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
                 header = {name: one for name, one in header.items() if name in ours or not name.startswith("head.")}
             if problems := _mismatch(model, header):
                 name = parts.config.name or parts.config.family
-                raise DamagedError(path=weights, cause=f"does not fit {name}: {problems}")
+                raise CorruptFileError(path=weights, cause=f"does not fit {name}: {problems}")
             # Into memory of its own: kernels choose their path by alignment, and a view into the file would answer
             # with other last bits than the model that was saved.
             tensors = {name: file.get_tensor(name).to(place, copy=True) for name in header}
     except (SafetensorError, OSError) as error:
-        raise DamagedError(path=weights, cause=f"cannot be read ({error})") from None
+        raise CorruptFileError(path=weights, cause=f"cannot be read ({error})") from None
     if broken := not_finite(tensors):
-        raise DamagedError(
+        raise CorruptFileError(
             path=weights, cause=f"must hold finite numbers, got NaN or infinity in {', '.join(broken[:5])}"
         )
     model.load_state_dict(tensors, assign=True)

@@ -24,7 +24,7 @@ from vitrail.bundles.parity import Forward, attempt, some_images
 from vitrail.bundles.remote.base import Fetched, demand, parse_sha256
 from vitrail.bundles.remote.registry import REMOTES, remote_kind
 from vitrail.bundles.weight_files import read_checkpoint
-from vitrail.core.errors import DamagedError, UsageError, VitrailError, first_line
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
 from vitrail.core.files import atomic_folder, check_output, checksum, read_document, verify, write_json, write_text
 from vitrail.core.settings import Pair
 from vitrail.data.preprocess import ImageLike, Preprocess
@@ -148,7 +148,7 @@ def read_any(source: str, told: Told, *, sha256: str | None = None) -> Foreign:
     fetched = REMOTES[kind]().fetch(address, demanded)
     try:
         found = _read_here(str(fetched.path), told, None)
-    except DamagedError:
+    except CorruptFileError:
         fetched.discard()
         raise
     bundle = found.bundle
@@ -203,13 +203,13 @@ def _understand(weight_format: WeightFormat, checkpoint: Checkpoint, told: Told)
     except VitrailError:
         raise
     except KeyError as error:
-        raise DamagedError(
+        raise CorruptFileError(
             path=checkpoint.path,
             cause=f"looks like a model of {weight_format.name}, but {error} is missing",
             advice="Nothing is loaded in part.",
         ) from None
     except (TypeError, ValueError, IndexError, AttributeError) as error:
-        raise DamagedError(
+        raise CorruptFileError(
             path=checkpoint.path,
             cause=f"looks like a model of {weight_format.name}, but cannot be read ({first_line(error)})",
         ) from None
@@ -296,7 +296,7 @@ def _beside(checkpoint: Checkpoint) -> tuple[Stated | None, str | None]:
         return None, None
     try:
         verify(checkpoint.path.parent, [checkpoint.path.name, *checkpoint.documents])
-    except DamagedError as error:
+    except CorruptFileError as error:
         return None, f"vitrail.json is ignored, because files were changed since: {error}"
     try:
         config = read_model(stated["config"])
@@ -305,7 +305,7 @@ def _beside(checkpoint: Checkpoint) -> tuple[Stated | None, str | None]:
         reading = Reading(config, Preprocess.from_json(stated["preprocess"]), labels, answer=answer)
         return Stated(reading, dict(stated["provenance"])), None
     except (KeyError, TypeError, ValueError, UsageError) as error:
-        raise DamagedError(
+        raise CorruptFileError(
             f"vitrail.json beside {str(checkpoint.path)!r} is damaged ({error}).",
             path=checkpoint.path.parent / "vitrail.json",
         ) from None
@@ -334,12 +334,12 @@ def _fill(config: ModelConfig, tensors: dict[str, Tensor]) -> AnyModel:
     expected = model.state_dict()
     for name, tensor in tensors.items():
         if name in expected and tensor.shape != expected[name].shape:
-            raise DamagedError(
+            raise CorruptFileError(
                 f"{name} must have the shape {tuple(expected[name].shape)} in {config.name or config.family}, got"
                 f" {tuple(tensor.shape)}."
             )
     if broken := not_finite(tensors):
-        raise DamagedError(f"Weights must be finite, got NaN or infinity in {', '.join(broken[:5])}.")
+        raise CorruptFileError(f"Weights must be finite, got NaN or infinity in {', '.join(broken[:5])}.")
     model.load_state_dict(tensors, assign=True)
     model.fill_tables()
     return model.eval()

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from vitrail.bundles.folder import ANSWER
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import MANIFEST, read_json
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
@@ -47,7 +47,7 @@ def check_content(name: str, head: bytes, place: str) -> None:
     starts = {".safetensors": head[8:9] == b"{", ".npz": head[:2] == b"PK"}
     is_right = next((right for ending, right in starts.items() if name.endswith(ending)), head[:1] in b"P\x80")
     if not is_right:
-        raise DamagedError(
+        raise CorruptFileError(
             path=place, cause=f"is another kind of file than its name says: it begins with {head[:12]!r}"
         )
 
@@ -57,11 +57,11 @@ def read_index(index: Path) -> dict[str, set[str]]:
     document = read_json(index)
     table = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(table, dict) or not table:
-        raise DamagedError(path=index, cause="has no table of tensors (weight_map)")
+        raise CorruptFileError(path=index, cause="has no table of tensors (weight_map)")
     shards: dict[str, set[str]] = {}
     for tensor, shard in sorted(table.items(), key=lambda entry: str(entry[1])):
         name = str(shard)
         if Path(name).name != name or not name.endswith((".safetensors", ".bin")):
-            raise DamagedError(path=index, cause=f"names a file that is not beside it: {name!r}")
+            raise CorruptFileError(path=index, cause=f"names a file that is not beside it: {name!r}")
         shards.setdefault(name, set()).add(tensor)
     return shards

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vitrail.bundles.catalogue import catalogue, like_published
 from vitrail.bundles.remote.registry import remote_kind
-from vitrail.core.errors import DamagedError, MissingError, UsageError, VitrailError, did_you_mean, like_path
+from vitrail.core.errors import CorruptFileError, MissingError, UsageError, VitrailError, did_you_mean, like_path
 from vitrail.core.files import MANIFEST, read_json, verify
 from vitrail.core.registry import Registry
 from vitrail.models import zoo
@@ -94,29 +94,31 @@ def read_config(folder: Path) -> ModelConfig:
             f" vitrail convert {folder} NEW"
         )
     if type(version) is not int or version < 1:
-        raise DamagedError(
+        raise CorruptFileError(
             path=path, cause="is damaged: it does not state its format", advice="Restore it from a copy."
         )
     if version > FORMAT:
         raise VitrailError(f"{str(folder)!r} has format {version}; this vitrail reads up to {FORMAT}. Upgrade vitrail.")
     for name in (MANIFEST, *FILES, *([ANSWER] if version > 1 else [])):
         if not (folder / name).is_file():
-            raise DamagedError(path=folder / name, cause="is missing or not a file", advice="Restore it from a copy.")
+            raise CorruptFileError(
+                path=folder / name, cause="is missing or not a file", advice="Restore it from a copy."
+            )
     if version == 1 and (folder / ANSWER).exists():  # an older version would read its logits as one class
-        raise DamagedError(path=folder / ANSWER, cause="must not be in a bundle of format 1")
+        raise CorruptFileError(path=folder / ANSWER, cause="must not be in a bundle of format 1")
     verify(folder, ("config.json",))
     if "extensions" in fields:
         _check_extensions(folder, fields.pop("extensions"))
     try:
         return read_model(fields)
     except UsageError as error:
-        raise DamagedError(path=path, cause=f"is not a valid model: {error}") from None
+        raise CorruptFileError(path=path, cause=f"is not a valid model: {error}") from None
 
 
 def _check_extensions(folder: Path, needed: object) -> None:
     """Refuse a bundle that needs an extension which is not installed; nothing is imported."""
     if not isinstance(needed, dict):
-        raise DamagedError(path=folder / "config.json", cause="is damaged: extensions must be an object")
+        raise CorruptFileError(path=folder / "config.json", cause="is damaged: extensions must be an object")
     registries: dict[str, Registry] = {registry.sort: registry for registry in (FAMILIES, POSITIONS)}
     for extension, package in needed.items():
         sort, _, name = extension.partition(".")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.settings import Pair
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import ModelConfig
@@ -17,7 +17,7 @@ def count_layers(names: Iterable[str], prefix: str, ending: str = ".") -> int:
     found = {name.removeprefix(prefix).partition(ending)[0] for name in names if name.startswith(prefix)}
     numbers = {int(number) for number in found if number.isdecimal()}
     if not numbers or numbers != set(range(len(numbers))):
-        raise DamagedError(f"Layers {prefix}0, 1, ... must be there without gaps, got {sorted(numbers)}.")
+        raise CorruptFileError(f"Layers {prefix}0, 1, ... must be there without gaps, got {sorted(numbers)}.")
     return len(numbers)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from vitrail.bundles.decision import ONE_CLASS, Answer, answer_from_json
 from vitrail.bundles.folder import ANSWER, FILES, check_folder, read_config
-from vitrail.core.errors import DamagedError, UsageError, first_line
+from vitrail.core.errors import CorruptFileError, UsageError, first_line
 from vitrail.core.files import MANIFEST, read_json, verify
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import ModelConfig
@@ -112,7 +112,7 @@ def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
         )
     except (KeyError, TypeError, ValueError) as error:  # a UsageError is a ValueError
         reason = error if isinstance(error, UsageError) else f"a document has another form ({first_line(error)})"
-        raise DamagedError(path=folder, cause=f"is not a valid bundle: {reason}") from None
+        raise CorruptFileError(path=folder, cause=f"is not a valid bundle: {reason}") from None
 
 
 def check_provenance(provenance: object) -> None:

@@ -21,7 +21,7 @@ from vitrail.bundles.catalogue import like_published
 from vitrail.bundles.file_names import CARD, DOCUMENTS, PICKLES, choose_weights, read_index
 from vitrail.bundles.formats.base import Checkpoint
 from vitrail.core import array_files
-from vitrail.core.errors import DamagedError, UsageError, first_line, like_path
+from vitrail.core.errors import CorruptFileError, UsageError, first_line, like_path
 from vitrail.core.files import named_in_utf8, read_document, read_json
 from vitrail.core.sandbox import read_tensors
 from vitrail.core.sandbox.convert_pickle import convert_pickle
@@ -49,7 +49,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
         notes.append(f"the settings are taken from {', '.join(beside)} beside the file")
     tensors = _read(file, notes)
     if not tensors:
-        raise DamagedError(path=file, cause="has no floating-point tensors", advice="A data set? See `vitrail doctor`.")
+        raise CorruptFileError(
+            path=file, cause="has no floating-point tensors", advice="A data set? See `vitrail doctor`."
+        )
     return Checkpoint(file, tensors, documents, tuple(notes), tensors, card or _config_licence(documents))
 
 
@@ -95,7 +97,7 @@ def _read(file: Path, notes: list[str]) -> dict[str, Tensor]:
             with named_in_utf8(file) as path:
                 return load_file(path)
         except (SafetensorError, OSError) as error:
-            raise DamagedError(path=file, cause=f"cannot be read ({error})") from None
+            raise CorruptFileError(path=file, cause=f"cannot be read ({error})") from None
     if file.name.endswith(".npz"):
         return _read_npz(file, notes)
     if file.name.endswith(PICKLES):
@@ -109,9 +111,9 @@ def _read_shards(index: Path, notes: list[str]) -> dict[str, Tensor]:
     for name, stated in read_index(index).items():
         found = _read(index.parent / name, notes)
         if missing := sorted(stated - found.keys()):
-            raise DamagedError(path=index, cause=f"names tensors that {name} has not: {', '.join(missing[:3])}")
+            raise CorruptFileError(path=index, cause=f"names tensors that {name} has not: {', '.join(missing[:3])}")
         if twice := sorted(tensors.keys() & found.keys()):
-            raise DamagedError(path=index, cause=f"leads to files that both have {twice[0]}")
+            raise CorruptFileError(path=index, cause=f"leads to files that both have {twice[0]}")
         tensors |= found
     return tensors
 
@@ -124,7 +126,7 @@ def _read_npz(file: Path, notes: list[str]) -> dict[str, Tensor]:
     try:
         return {name: _as_tensor(array) for name, array in found.items() if array is not None}
     except (TypeError, ValueError) as error:  # byte orders and lengths that torch does not have
-        raise DamagedError(path=file, cause=f"cannot be read as npz ({first_line(error)})") from None
+        raise CorruptFileError(path=file, cause=f"cannot be read as npz ({first_line(error)})") from None
 
 
 def _is_real(dtype: np.dtype) -> bool:
@@ -153,7 +155,7 @@ def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
             with open_zip(file) as archive:
                 _check_crc(archive)
     except Exception as error:  # what the parser raises
-        raise DamagedError(path=file, cause=f"cannot be read ({first_line(error)})") from None
+        raise CorruptFileError(path=file, cause=f"cannot be read ({first_line(error)})") from None
     with tempfile.TemporaryDirectory(prefix="vitrail-pickle-") as folder:
         plain = Path(folder) / "tensors.safetensors"
         report = convert_pickle(Path(read_tensors.__file__), file, plain, plain="a plain state dict")

@@ -13,7 +13,7 @@ from typing import IO, NamedTuple, Protocol
 import numpy as np
 from numpy.lib import format as npy
 
-from vitrail.core.errors import DamagedError, first_line
+from vitrail.core.errors import CorruptFileError, first_line
 from vitrail.core.memory import refuse_more
 from vitrail.core.zip_files import open_zip
 
@@ -51,10 +51,10 @@ def read_npz(
                 name.removesuffix(".npy"): _read_array(archive, name, header) if name in wanted else None
                 for name, header in headers.items()
             }
-    except DamagedError:
+    except CorruptFileError:
         raise
     except Exception as error:  # a damaged archive raises what its parsers raise
-        raise DamagedError(path=path, cause=f"cannot be read as npz ({first_line(error)})") from None
+        raise CorruptFileError(path=path, cause=f"cannot be read as npz ({first_line(error)})") from None
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -77,10 +77,10 @@ def read_idx(path: Path) -> np.ndarray:
             fill(levels, file)
             if file.read(1):
                 raise ValueError(f"its header states {levels.size:,} bytes, it has more")
-    except DamagedError:
+    except CorruptFileError:
         raise
     except Exception as error:  # a damaged file raises what its parsers raise
-        raise DamagedError(path=path, cause=f"cannot be read ({first_line(error)})") from None
+        raise CorruptFileError(path=path, cause=f"cannot be read ({first_line(error)})") from None
     return levels
 
 

@@ -41,11 +41,11 @@ class MissingError(UsageError, ImportError):
         )
 
 
-class DamagedError(VitrailError):
-    """A file is damaged or has unexpected content.
+class CorruptFileError(VitrailError):
+    """A file is corrupt or has unexpected content.
 
-    `DamagedError(path="a.png", cause="cannot be decoded (it is cut off)")` reads "'a.png' cannot be decoded (it is cut
-    off)."; a `message` replaces that sentence.
+    `CorruptFileError(path="a.png", cause="cannot be decoded (it is cut off)")` has the message "'a.png' cannot be
+    decoded (it is cut off)."; `message` replaces that sentence.
     """
 
     path: str | None
@@ -61,7 +61,11 @@ class DamagedError(VitrailError):
         super().__init__(message or f"{sentence} {advice}".rstrip())
 
 
-class DamagedImageError(DamagedError):
+DamagedError = CorruptFileError
+"""Former name of `CorruptFileError`."""
+
+
+class CorruptImageError(CorruptFileError):
     """An image of a data set cannot be read."""
 
 

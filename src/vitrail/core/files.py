@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 
 MANIFEST = "manifest.json"
 _MOST = 64 * 2**20  # bytes of a document
@@ -217,7 +217,7 @@ def _named(path: Path) -> set[Path] | None:
         return None
     try:
         return {path / MANIFEST, *(path / name for name in read_json(path / MANIFEST)["files"])}
-    except (DamagedError, KeyError, TypeError):
+    except (CorruptFileError, KeyError, TypeError):
         return None
 
 
@@ -248,21 +248,21 @@ def read_text(path: str | Path, noun: str, what: str = "a file") -> str:
         raise UsageError(f"{noun} must be {what} that exists, got {str(path)!r}.") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
-        raise DamagedError(path=path, cause=f"cannot be read ({reason})") from None
+        raise CorruptFileError(path=path, cause=f"cannot be read ({reason})") from None
 
 
 def read_json(path: Path) -> Any:
     """The JSON document in a file that should hold one."""
     if not path.is_file():  # nor a pipe, which would wait for ever
-        raise DamagedError(path=path, cause="is missing or not a file", advice="Restore it from a copy.")
+        raise CorruptFileError(path=path, cause="is missing or not a file", advice="Restore it from a copy.")
     try:
         return json.loads(read_document(path))
     except (ValueError, RecursionError):
-        raise DamagedError(
+        raise CorruptFileError(
             path=path, cause="is damaged: it is not a JSON document", advice="Restore it from a copy."
         ) from None
     except OSError as error:
-        raise DamagedError(path=path, cause=f"cannot be read ({_reason(error)})") from None
+        raise CorruptFileError(path=path, cause=f"cannot be read ({_reason(error)})") from None
 
 
 def write_json(path: Path, document: object) -> None:
@@ -312,23 +312,23 @@ def verify(folder: Path, names: Iterable[str]) -> None:
     except (OSError, ValueError):  # what JSON can read but we would never write: NaN, half characters
         is_as_written = False
     if not isinstance(files, dict) or not is_as_written:
-        raise DamagedError(
+        raise CorruptFileError(
             path=manifest_path, cause="is damaged: it is not a manifest as written", advice="Restore it from a copy."
         )
     for name in names:
         path = folder / name
         if name not in files:
-            raise DamagedError(
+            raise CorruptFileError(
                 path=manifest_path, cause=f"is damaged: it does not name {name}", advice="Restore it from a copy."
             )
         if not path.is_file():
-            raise DamagedError(path=path, cause="is missing", advice="Restore it from a copy.")
+            raise CorruptFileError(path=path, cause="is missing", advice="Restore it from a copy.")
         try:
             intact = checksum(path) == files[name]
         except OSError as error:
-            raise DamagedError(path=path, cause=f"cannot be read ({_reason(error)})") from None
+            raise CorruptFileError(path=path, cause=f"cannot be read ({_reason(error)})") from None
         if not intact:
-            raise DamagedError(
+            raise CorruptFileError(
                 path=path, cause="is damaged: its checksum is not the one recorded", advice="Restore it from a copy."
             )
 

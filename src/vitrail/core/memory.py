@@ -6,7 +6,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitrail.core.errors import DamagedError, OutOfMemoryError
+from vitrail.core.errors import CorruptFileError, OutOfMemoryError
 
 _NOT_CHECKED = 2**26  # bytes: less is allocated without asking how much is available
 
@@ -30,7 +30,7 @@ def refuse_more(size: int, path: Path) -> None:
     size."""
     free = available()
     if size > free:
-        raise DamagedError(path=path, cause=f"would fill {size:,} bytes of memory; {free:,} are available")
+        raise CorruptFileError(path=path, cause=f"would fill {size:,} bytes of memory; {free:,} are available")
 
 
 def check_room(size: int, subject: str) -> None:

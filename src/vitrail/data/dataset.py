@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from vitrail.core import rng
-from vitrail.core.errors import DamagedError, UsageError, did_you_mean
+from vitrail.core.errors import CorruptFileError, UsageError, did_you_mean
 from vitrail.core.settings import Bounds
 from vitrail.data.decode import read_file, size_and_time
 
@@ -203,7 +203,7 @@ class Dataset:
             )
         if missing := self.missing(training):
             named = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
-            raise DamagedError(
+            raise CorruptFileError(
                 path=self.name,
                 cause=f"has no training image of class {named}",
                 advice=f"`vitrail doctor {self.name}` says more.",
@@ -231,7 +231,7 @@ def _bytes(path: str) -> bytes:
     """The contents of a file; none if it is gone since the model answered, which is no reason to lose the answers."""
     try:
         return read_file(path)
-    except (DamagedError, UsageError):
+    except (CorruptFileError, UsageError):
         return b""
 
 

@@ -15,7 +15,7 @@ from typing import Protocol, Self
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from vitrail.core.errors import DamagedError, UsageError, VitrailError, first_line
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
 from vitrail.core.settings import Pair
 from vitrail.data.image_files import is_file
 
@@ -70,7 +70,7 @@ class Store(Protocol):
     """An archive that holds images."""
 
     def read(self, path: str) -> bytes:
-        """The bytes of a file; DamagedError if they cannot be read."""
+        """The bytes of a file; CorruptFileError if they cannot be read."""
         ...
 
     def size(self, path: str) -> int:
@@ -98,9 +98,9 @@ def read_file(path: str | Path) -> bytes:
     try:
         content = path.store.read(path.member) if isinstance(path, StoredImage) else Path(path).read_bytes()
     except OSError as error:
-        raise DamagedError(path=path, cause=f"cannot be read ({error.strerror})") from None
+        raise CorruptFileError(path=path, cause=f"cannot be read ({error.strerror})") from None
     if not content:
-        raise DamagedError(path=path, cause=_EMPTY)
+        raise CorruptFileError(path=path, cause=_EMPTY)
     return content
 
 
@@ -167,14 +167,14 @@ def _opened(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
         raise
     except UnidentifiedImageError:  # its text names objects in memory
         if not (len(source) if isinstance(source, bytes) else Path(source).stat().st_size):
-            raise DamagedError(path=name, cause=_EMPTY) from None
+            raise CorruptFileError(path=name, cause=_EMPTY) from None
         if (cause := _unsupported(source)) is not None:
-            raise DamagedError(path=name, cause=f"{cause}: {_CONVERT}") from None
+            raise CorruptFileError(path=name, cause=f"{cause}: {_CONVERT}") from None
         *some, last = _known_formats()
         reason = f"its header is not that of a {', '.join(some)} or {last} file"
-        raise DamagedError(path=name, cause=f"cannot be decoded ({reason})") from None
+        raise CorruptFileError(path=name, cause=f"cannot be decoded ({reason})") from None
     except Exception as error:  # decoders raise whatever their format's parser raises
-        raise DamagedError(path=name, cause=f"cannot be decoded ({first_line(error)})") from None
+        raise CorruptFileError(path=name, cause=f"cannot be decoded ({first_line(error)})") from None
 
 
 def _unsupported(source: str | Path | bytes) -> str | None:

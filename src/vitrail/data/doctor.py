@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.data.augment.operations import to_image
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.decode import StoredImage, identify, open_image, read_file, to_channels
@@ -213,7 +213,7 @@ def _look(path: str, split: str, label: int | tuple[int, ...]) -> _Seen | Findin
         image = to_channels(opened, 1, (255, 255, 255))
         is_large = min(size) >= _LOOKED_AT
         digest = hashlib.sha256(content if is_large else f"{opened.mode} {opened.size}".encode() + opened.tobytes())
-    except DamagedError as error:
+    except CorruptFileError as error:
         return Finding("unreadable", "error", (path,), error.cause)
     except UsageError:  # there is no file to read
         return Finding("unreadable", "error", (path,), "is missing or not a file")

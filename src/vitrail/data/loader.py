@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.core import rng, watchdog
-from vitrail.core.errors import DamagedError, DamagedImageError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, CorruptImageError, UsageError, VitrailError
 from vitrail.core.rng import Stream
 from vitrail.core.settings import check_integer
 from vitrail.data.augment.config import Augment
@@ -138,7 +138,9 @@ class Loader:
                 yield batch
             # A part of an epoch, or of its images, may be damaged altogether: then other ranks know better.
             if not good and shares and start == 0 and self.ranks == 1:
-                raise DamagedError(f"No image of {self.split.name} can be read: {next(iter(self.damaged.values()))}")
+                raise CorruptFileError(
+                    f"No image of {self.split.name} can be read: {next(iter(self.damaged.values()))}"
+                )
         finally:
             prepared.close()
 
@@ -169,11 +171,11 @@ class Loader:
                     return self.cache.read(path, self.preprocess), place % count
             except VitrailError as error:
                 if self.on_damage == "error":
-                    raise DamagedImageError(str(error), path=path) from None
+                    raise CorruptImageError(str(error), path=path) from None
                 self.damaged[str(path)] = str(error)
                 if self.on_damage == "skip":
                     return None, -1
-        raise DamagedError(f"No image of {self.split.name} can be read: {next(iter(self.damaged.values()))}")
+        raise CorruptFileError(f"No image of {self.split.name} can be read: {next(iter(self.damaged.values()))}")
 
     def _assemble(
         self, indices: np.ndarray, global_size: int, epoch: int, done: list[tuple[np.ndarray, np.ndarray]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 from PIL import Image
 
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.settings import Bounds, Pair, Settings
 from vitrail.data.decode import open_image, to_channels
 
@@ -189,7 +189,7 @@ class Preprocess(Settings):
             return [to_channels(opened, channels, self.background)]
         except (OSError, ValueError) as error:
             name = str(image) if isinstance(image, str | Path) else name
-            raise DamagedError(path=name, cause=f"of mode {opened.mode} cannot be converted ({error})") from None
+            raise CorruptFileError(path=name, cause=f"of mode {opened.mode} cannot be converted ({error})") from None
 
     def _twice(self, width: int, height: int) -> Pair:
         wide, high = self.resized(width, height)

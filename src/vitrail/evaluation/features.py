@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from vitrail.bundles.bundle import Bundle, bundle_key
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.core.files import atomic_folder, read_json, user_folder, verify, write_json
 from vitrail.core.terminal import Meter
 from vitrail.data.dataset import Split
@@ -133,7 +133,7 @@ class FeatureStore:
         if os.path.lexists(entry):
             try:
                 features = _read(entry, key)
-            except DamagedError as error:
+            except CorruptFileError as error:
                 self.notes.append(f"features are computed again: {error}")
             else:
                 self.hits += 1
@@ -165,14 +165,14 @@ class FeatureStore:
 
 
 def _read(entry: Path, key: dict[str, Any]) -> np.ndarray:
-    """The features of a cache entry; raises DamagedError if it is not as it was written."""
+    """The features of a cache entry; raises CorruptFileError if it is not as it was written."""
     verify(entry, _FILES)
     if read_json(entry / "key.json") != key:
-        raise DamagedError(path=entry, cause="is damaged: it has another entry's key")
+        raise CorruptFileError(path=entry, cause="is damaged: it has another entry's key")
     try:
         return load_file(entry / "features.safetensors")["features"]
     except (SafetensorError, OSError) as error:
-        raise DamagedError(path=entry, cause=f"cannot be read ({error})") from None
+        raise CorruptFileError(path=entry, cause=f"cannot be read ({error})") from None
 
 
 def _check_writable(folder: Path) -> None:

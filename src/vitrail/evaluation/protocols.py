@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.bundles.bundle import Bundle, open_to_compute
 from vitrail.bundles.decision import SeveralLabels
 from vitrail.bundles.metadata import OVERFLOWS, Parts
-from vitrail.core.errors import DamagedError, UsageError, did_you_mean
+from vitrail.core.errors import CorruptFileError, UsageError, did_you_mean
 from vitrail.core.settings import check_integer, spoken
 from vitrail.core.terminal import Meter
 from vitrail.core.watchdog import step
@@ -199,7 +199,7 @@ def answer_split(engine: Engine, data: AnyData, split: str | ChosenSplit | None,
             meter=Meter(len(chosen), "images"),
         )
     if not np.isfinite(answers.probabilities).all():
-        raise DamagedError(OVERFLOWS)
+        raise CorruptFileError(OVERFLOWS)
     about = {"protocol": "classify", "data": dataset.name, **judged.about, "labels_matched": how, "notes": notes}
     return Answered(dataset, judged, place, names, answers, about, thresholds)
 

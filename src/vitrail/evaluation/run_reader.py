@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import read_document
 from vitrail.evaluation.history import LINEAR_HEAD, Events, is_number, is_run, keeps_linear_head, of_kind, read_events
 from vitrail.evaluation.predictions.saved import NAME as ANSWERS
@@ -116,11 +116,11 @@ def read_run(folder: Path) -> Run:
     try:
         settings = dict(_flat(tomllib.loads(read_document(config).decode())))
     except (OSError, ValueError, RecursionError) as error:
-        raise DamagedError(path=config, cause=f"cannot be read as TOML ({error})") from None
+        raise CorruptFileError(path=config, cause=f"cannot be read as TOML ({error})") from None
     try:
         events = read_events(metrics) if metrics.is_file() else []
     except OSError as error:
-        raise DamagedError(path=metrics, cause=f"cannot be read ({error.strerror})") from None
+        raise CorruptFileError(path=metrics, cause=f"cannot be read ({error.strerror})") from None
     kept = SavedPredictions.read(answers) if answers.is_file() else None
     return Run(folder=folder, settings=settings, events=events, answers=kept)
 

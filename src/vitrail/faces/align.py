@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import read_text
 
 TEMPLATE = np.array(
@@ -80,11 +80,11 @@ def read_landmarks(path: str | Path) -> dict[str, np.ndarray]:
         try:
             points = np.array(numbers, np.float64).reshape(5, 2)
         except (TypeError, ValueError):
-            raise DamagedError(path=path, cause=f"must have five points (x, y) for {name!r}") from None
+            raise CorruptFileError(path=path, cause=f"must have five points (x, y) for {name!r}") from None
         if not np.isfinite(points).all():
-            raise DamagedError(path=path, cause=f"must have finite numbers for {name!r}")
+            raise CorruptFileError(path=path, cause=f"must have finite numbers for {name!r}")
         if (key := path_key(name)) in found:
-            raise DamagedError(path=path, cause=f"has {name!r} twice")
+            raise CorruptFileError(path=path, cause=f"has {name!r} twice")
         found[key] = points
     return found
 
@@ -99,9 +99,9 @@ def _from_json(text: str, path: str | Path) -> Iterable[tuple[str, Any]]:
     try:
         document = json.loads(text, object_pairs_hook=tuple)
     except (ValueError, RecursionError) as error:
-        raise DamagedError(path=path, cause=f"is no JSON document ({error})") from None
+        raise CorruptFileError(path=path, cause=f"is no JSON document ({error})") from None
     if not isinstance(document, tuple):
-        raise DamagedError(path=path, cause="must be a JSON object of five points for each file")
+        raise CorruptFileError(path=path, cause="must be a JSON object of five points for each file")
     return document
 
 
@@ -109,5 +109,5 @@ def _from_csv(text: str, path: str | Path) -> Iterable[tuple[str, Any]]:
     rows = [row for row in csv.reader(io.StringIO(text)) if row]
     header = ["file", *(f"{axis}{number}" for number in range(1, 6) for axis in "xy")]
     if not rows or [cell.strip() for cell in rows[0]] != header:
-        raise DamagedError(path=path, cause=f"must begin with the header {','.join(header)}")
+        raise CorruptFileError(path=path, cause=f"must begin with the header {','.join(header)}")
     return ((row[0], row[1:]) for row in rows[1:])

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from vitrail.bundles.bundle import Bundle, bundle_key
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.decode import read_file
 from vitrail.data.prefetch import prefetch
 from vitrail.faces.align import align, path_key, read_landmarks
@@ -142,5 +142,5 @@ class Embedder:
 def _unit(name: str, output: np.ndarray, source: str) -> Embedded | VitrailError:
     length = np.linalg.norm(output.astype(np.float64))
     if not np.isfinite(length) or length == 0:
-        return DamagedError(f"Embedding of {name!r} must be finite and not zero, got length {length}.")
+        return CorruptFileError(f"Embedding of {name!r} must be finite and not zero, got length {length}.")
     return Embedded((output / length).astype(np.float32), source)

@@ -26,7 +26,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from vitrail.core.errors import DamagedError, UsageError, VitrailError, did_you_mean
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, did_you_mean
 from vitrail.core.files import writable
 from vitrail.evaluation.verification import unit_means
 from vitrail.faces.gallery_file import BUSY, NO_ROOM, RESTORE, SCHEMA, connect, create_private, foreign, in_use
@@ -225,7 +225,9 @@ class Gallery:
                 raise ValueError(value)
             return Calibration.from_json(json.loads(document))
         except (TypeError, KeyError, ValueError, RecursionError):
-            raise DamagedError(path=self.path, cause=f"is damaged: its threshold of {task} cannot be read") from None
+            raise CorruptFileError(
+                path=self.path, cause=f"is damaged: its threshold of {task} cannot be read"
+            ) from None
 
     @property
     def changes(self) -> int:
@@ -245,12 +247,12 @@ class Gallery:
         """Everybody, to search in. It stays as it is while the gallery changes."""
         rows, width = self._entries(), self._number("width")
         if any(not isinstance(vector, bytes) or len(vector) != 4 * width for _, _, vector in rows):
-            raise DamagedError(path=self.path, cause="is damaged: an embedding has a wrong length")
+            raise CorruptFileError(path=self.path, cause="is damaged: an embedding has a wrong length")
         people, names = [person for person, _, _ in rows], dict.fromkeys((person, name) for person, name, _ in rows)
         vectors = np.frombuffer(b"".join(vector for _, _, vector in rows), "<f4").reshape(-1, width)
         del rows
         if not _are_units(vectors):
-            raise DamagedError(path=self.path, cause="is damaged: an embedding is not a unit vector")
+            raise CorruptFileError(path=self.path, cause="is damaged: an embedding is not a unit vector")
         _, starts = np.unique(np.array(people, np.int64), return_index=True)
         return Index(tuple(name for _, name in names), unit_means(vectors, starts))
 
@@ -265,7 +267,7 @@ class Gallery:
         if len({source for _, _, source, *_ in rows}) != images or any(
             digest != _digest(model, name, source, vector) for _, name, source, vector, digest in rows
         ):
-            raise DamagedError(path=self.path, cause=_CHANGED, advice=RESTORE)
+            raise CorruptFileError(path=self.path, cause=_CHANGED, advice=RESTORE)
         return [(person, name, vector) for person, name, _, vector, _ in rows]
 
     def _check_entries(self) -> None:
@@ -291,7 +293,7 @@ class Gallery:
                 f"{str(self.path)!r} has format {version}; this vitrail reads up to {FORMAT}. Upgrade vitrail."
             )
         if version < 1:
-            raise DamagedError(path=self.path, cause=f"is damaged: its format is {version}")
+            raise CorruptFileError(path=self.path, cause=f"is damaged: its format is {version}")
         if version < FORMAT:
             raise VitrailError(
                 f"{str(self.path)!r} has format {version}, in which damage is not noticed. Enroll its people into a new"
@@ -305,7 +307,9 @@ class Gallery:
                 " compared."
             )
         if width is not None and width != self._number("width"):
-            raise DamagedError(path=self.path, cause=f"is damaged: it does not state the width of its model, {width}")
+            raise CorruptFileError(
+                path=self.path, cause=f"is damaged: it does not state the width of its model, {width}"
+            )
 
     def _is_unfinished(self) -> bool:
         """Whether the file is empty, or a program was killed before it made the tables."""
@@ -330,7 +334,7 @@ class Gallery:
         with self._connection.told():
             row = self._connection.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
         if row is None or not isinstance(row[0], str):
-            raise DamagedError(path=self.path, cause=f"is damaged: it does not state its {key}")
+            raise CorruptFileError(path=self.path, cause=f"is damaged: it does not state its {key}")
         return row[0]
 
     def _state(self, key: str, value: str) -> None:
@@ -340,13 +344,13 @@ class Gallery:
     def _number(self, key: str) -> int:
         text = self._about(key)
         if not re.fullmatch("[0-9]{1,9}", text) or (key == "width" and int(text) < 1):
-            raise DamagedError(path=self.path, cause=f"is damaged: its {key} cannot be {text[:20]!r}")
+            raise CorruptFileError(path=self.path, cause=f"is damaged: its {key} cannot be {text[:20]!r}")
         return int(text)
 
     def _check_names(self, names: Iterable[object]) -> None:
         for name in names:
             if not isinstance(name, str) or not name.isprintable():
-                raise DamagedError(path=self.path, cause="is damaged: a name is not printable text")
+                raise CorruptFileError(path=self.path, cause="is damaged: a name is not printable text")
 
     def _count_change(self, images: int) -> None:
         """Within a transaction that adds so many images: the threshold of identification depended on who was

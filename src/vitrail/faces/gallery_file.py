@@ -14,7 +14,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from vitrail.core.errors import DamagedError, UsageError, VitrailError, first_line
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
 
 PATIENCE = 5.0
 """Seconds to wait for other programs."""
@@ -97,7 +97,7 @@ class Connection(sqlite3.Connection):
         """Reject tables, views, triggers and indexes that are not ours, and pages that are in two places."""
         with self.told():
             if _schema(self) != _expected_schema():
-                raise DamagedError(
+                raise CorruptFileError(
                     path=self.path,
                     cause="must have the tables that `vitrail faces enroll` makes, and no views or triggers",
                     advice=RESTORE,
@@ -108,7 +108,7 @@ class Connection(sqlite3.Connection):
         """Run SQLite's own check: `quick_check` or `integrity_check`."""
         (verdict,) = self.execute(f"PRAGMA {pragma}(1)").fetchone()
         if verdict != "ok":  # some verdicts have a title
-            raise DamagedError(path=self.path, cause=f"is damaged ({verdict.splitlines()[-1]})", advice=RESTORE)
+            raise CorruptFileError(path=self.path, cause=f"is damaged ({verdict.splitlines()[-1]})", advice=RESTORE)
 
 
 def _schema(connection: sqlite3.Connection) -> set[tuple[str, ...]]:
@@ -130,7 +130,7 @@ def _told(path: Path) -> Generator[None]:
     try:
         yield
     except UnicodeDecodeError:  # where a message of SQLite quotes what is damaged
-        raise DamagedError(path=path, cause="is damaged: its text is not UTF-8", advice=RESTORE) from None
+        raise CorruptFileError(path=path, cause="is damaged: its text is not UTF-8", advice=RESTORE) from None
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in BUSY:
@@ -145,8 +145,8 @@ def _told(path: Path) -> Generator[None]:
         if code in NO_ROOM:
             raise VitrailError(f"{str(path)!r} cannot be written ({error}); nothing is changed.") from None
         if code == sqlite3.SQLITE_INTERRUPT:
-            raise DamagedError(path=path, cause="is damaged: reading it does not end", advice=RESTORE) from None
-        raise DamagedError(path=path, cause=f"is damaged ({first_line(error)})", advice=RESTORE) from None
+            raise CorruptFileError(path=path, cause="is damaged: reading it does not end", advice=RESTORE) from None
+        raise CorruptFileError(path=path, cause=f"is damaged ({first_line(error)})", advice=RESTORE) from None
 
 
 def connect(path: Path) -> Connection:

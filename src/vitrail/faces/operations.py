@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.core.files import read_document
 from vitrail.core.terminal import Meter
 from vitrail.data.sources.registry import open_data
@@ -177,18 +177,18 @@ def _read_groups(path: Path, people: Sequence[str]) -> dict[str, str]:
         raise UsageError(f"Groups must be a .csv file that exists, got {str(path)!r}.") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DamagedError(path=path, cause=f"cannot be read as CSV ({reason})") from None
+        raise CorruptFileError(path=path, cause=f"cannot be read as CSV ({reason})") from None
     found: dict[str, str] = {}
     for number, row in enumerate(rows, 1):
         cells = [cell.strip() for cell in row]
         if not any(cells) or (number == 1 and cells == ["person", "group"]):
             continue
         if len(cells) != 2 or not all(cells):
-            raise DamagedError(
+            raise CorruptFileError(
                 f"Line {number} of {str(path)!r} must be person,group, got {','.join(row)!r}.", path=path
             )
         if found.setdefault(composed(cells[0]), cells[1]) != cells[1]:
-            raise DamagedError(
+            raise CorruptFileError(
                 f"Line {number} of {str(path)!r} must not put {cells[0]!r} into a second group.", path=path
             )
     if not found.keys() & set(people):
@@ -278,7 +278,7 @@ def _check_width(gallery: Path, index: Index, vectors: np.ndarray) -> None:
     stored, width = index.templates_PD.shape[1], vectors.shape[-1]
     if stored != width:
         cause = f"is damaged: its embeddings have {stored} numbers, those of its model {width}"
-        raise DamagedError(path=gallery, cause=cause)
+        raise CorruptFileError(path=gallery, cause=cause)
 
 
 def _stated(known: Calibration | None) -> dict[str, Any]:

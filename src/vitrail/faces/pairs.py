@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.core.errors import DamagedError, UsageError, did_you_mean
+from vitrail.core.errors import CorruptFileError, UsageError, did_you_mean
 from vitrail.core.files import read_text
 from vitrail.core.settings import counted
 from vitrail.faces.gallery import composed
@@ -39,13 +39,13 @@ def read_pairs(path: Path, images: Mapping[str, Sequence[str]]) -> Pairs:
     text = composed(read_text(path, "Pairs"))
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if len(lines) < 2:
-        raise DamagedError(
+        raise CorruptFileError(
             path=path, cause="must have a line of folds and pairs and then a line for each pair, got none"
         )
     folds, each = _counts(path, lines[0][1])
     if len(lines) - 1 != 2 * folds * each:
         cause = f"must have 2 x {folds} x {each} pairs, as its first line says, got {len(lines) - 1:,}"
-        raise DamagedError(path=path, cause=cause)
+        raise CorruptFileError(path=path, cause=cause)
     files: dict[str, int] = {}
     people: list[str] = []
     ends = np.empty((len(lines) - 1, 2), np.int64)
@@ -66,7 +66,9 @@ def _words(line: str) -> list[str]:
 def _counts(path: Path, line: str) -> tuple[int, int]:
     words = _words(line)
     if len(words) not in (1, 2) or not all(re.fullmatch(r"[1-9]\d{0,8}", word) for word in words):
-        raise DamagedError(path=path, cause=f"must begin with the numbers of folds and of pairs, got {line.strip()!r}")
+        raise CorruptFileError(
+            path=path, cause=f"must begin with the numbers of folds and of pairs, got {line.strip()!r}"
+        )
     return (1, int(words[0])) if len(words) == 1 else (int(words[0]), int(words[1]))
 
 
@@ -77,7 +79,7 @@ def _pair(path: Path, number: int, line: str) -> list[tuple[str, int]]:
         case [name, one, second, other] if _is_index(one) and _is_index(other) and name != second:
             return [(name, int(one)), (second, int(other))]
     rule = "must be NAME I J (two images of a person) or NAME I OTHER J (images of two people)"
-    raise DamagedError(f"Line {number} of {str(path)!r} {rule}, got {line.strip()!r}.", path=path)
+    raise CorruptFileError(f"Line {number} of {str(path)!r} {rule}, got {line.strip()!r}.", path=path)
 
 
 def _is_index(word: str) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from vitrail import __version__
 from vitrail.bundles.bundle import load
 from vitrail.bundles.metadata import Parts
-from vitrail.core.errors import DamagedError, UnprovedError, VitrailError
+from vitrail.core.errors import CorruptFileError, UnprovedError, VitrailError
 from vitrail.core.files import atomic_folder, checksum, write_json
 from vitrail.core.terminal import say
 from vitrail.inference.engine import FileEngine, Outputs, Source, processor, version_of
@@ -60,7 +60,7 @@ def _answer(engine: type[FileEngine], folder: Path, parts: Parts, precision: str
     """Answers of a file that was just written: if they cannot be had, it is not the file that is damaged."""
     try:
         return answer(engine(folder, parts, precision), pixels)
-    except DamagedError as error:
+    except CorruptFileError as error:
         raise UnprovedError(f"Engine {engine.name} cannot run this model in {precision} here: {error.cause}.") from None
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from vitrail.bundles.metadata import OVERFLOWS
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.core.settings import check_integer
 from vitrail.core.watchdog import step
 from vitrail.data.prefetch import prefetch
@@ -188,7 +188,7 @@ class Classifier:
 
     def _name(self, logits_K: np.ndarray, row: np.ndarray, small: str, wanted: Wanted) -> Answer:
         if not np.isfinite(logits_K).all():
-            return DamagedError(OVERFLOWS)
+            return CorruptFileError(OVERFLOWS)
         if not self._names:
             return [], row, small
         scores_K = self.parts.answer.scores(logits_K)

@@ -21,7 +21,7 @@ import numpy as np
 
 from vitrail.bundles.folder import check_folder
 from vitrail.bundles.metadata import Parts, read_parts
-from vitrail.core.errors import DamagedError, UsageError, VitrailError, did_you_mean, first_line
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, did_you_mean, first_line
 from vitrail.core.optional import need as import_extra
 from vitrail.core.settings import Bounds
 from vitrail.core.terminal import say
@@ -171,7 +171,7 @@ class FileEngine(Engine):
         from vitrail.inference.model_files import is_intact
 
         if self.key is None or not is_intact(self.folder, self.key, type(self), self.precision):
-            raise DamagedError(
+            raise CorruptFileError(
                 path=self.folder,
                 cause=f"was replaced or changed while engine {self.name} was using it",
                 advice="Open the model again.",
@@ -229,7 +229,9 @@ class FileEngine(Engine):
             if fingerprint(check_folder(bundle)) == key and is_of(opened.folder, key):
                 opened.key = key
                 return opened
-        raise DamagedError(path=bundle, cause="changes all the time", advice="Wait until nobody writes it any more.")
+        raise CorruptFileError(
+            path=bundle, cause="changes all the time", advice="Wait until nobody writes it any more."
+        )
 
 
 def _stamp(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.bundles.folder import EMBEDDED, check_folder
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.core.files import MANIFEST, atomic_file, can_replace, locked, read_json, user_folder, verify
 from vitrail.core.terminal import say
 from vitrail.inference.engine import FileEngine, processor, version_of
@@ -34,14 +34,14 @@ def fingerprint(bundle: Path) -> str:
     try:
         return hashlib.sha256((bundle / MANIFEST).read_bytes()).hexdigest()
     except OSError as error:
-        raise DamagedError(path=bundle / MANIFEST, cause=f"cannot be read ({error.strerror})") from None
+        raise CorruptFileError(path=bundle / MANIFEST, cause=f"cannot be read ({error.strerror})") from None
 
 
 def is_of(folder: Path, key: str) -> bool:
     """Whether a folder holds the file of the bundle with this fingerprint."""
     try:
         return read_json(folder / PROOF)["bundle"] == key
-    except (DamagedError, KeyError, TypeError):
+    except (CorruptFileError, KeyError, TypeError):
         return False
 
 
@@ -133,7 +133,7 @@ def own_proof(folder: Path) -> dict[str, Any] | None:
         path = _proof_path(read_json(folder / PROOF))
         proof = _own_proofs.get(path.name) or read_json(path)
         return proof if _proof_path(proof) == path else None
-    except (DamagedError, KeyError, TypeError):
+    except (CorruptFileError, KeyError, TypeError):
         return None
 
 
@@ -167,6 +167,6 @@ def _flaw(folder: Path, key: str, engine: type[FileEngine], precision: str) -> s
         if not files or proof["files"] != files:
             return "is damaged"
         verify(folder, files)
-    except (DamagedError, KeyError, TypeError, OSError):
+    except (CorruptFileError, KeyError, TypeError, OSError):
         return "is damaged"
     return "" if own_proof(folder) is not None else "was not made by this user on this machine"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vitrail.bundles.metadata import Parts
-from vitrail.core.errors import DamagedError, first_line
+from vitrail.core.errors import CorruptFileError, first_line
 from vitrail.inference.engine import (
     FIRST_USE,
     EngineChoice,
@@ -93,6 +93,6 @@ class OnnxEngine(FileEngine):
         try:
             session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its own classes, which it does not promise
-            raise DamagedError(path=path, cause=f"cannot be used by ONNX Runtime ({first_line(error)})") from None
+            raise CorruptFileError(path=path, cause=f"cannot be used by ONNX Runtime ({first_line(error)})") from None
         self.check_unchanged()
         return session

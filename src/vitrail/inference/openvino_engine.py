@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.bundles.metadata import Parts
-from vitrail.core.errors import DamagedError, UnprovedError, UsageError, VitrailError, first_line
+from vitrail.core.errors import CorruptFileError, UnprovedError, UsageError, VitrailError, first_line
 from vitrail.inference.engine import (
     FIRST_USE,
     EngineChoice,
@@ -100,7 +100,7 @@ class OpenvinoEngine(FileEngine):
         try:
             model = core.compile_model(path, "CPU", settings)
         except Exception as error:  # it promises no class of its own
-            raise DamagedError(path=path, cause=f"cannot be used by OpenVINO ({first_line(error)})") from None
+            raise CorruptFileError(path=path, cause=f"cannot be used by OpenVINO ({first_line(error)})") from None
         self.check_unchanged()
         _compiled_models.add(model)
         return model

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vitrail.bundles.metadata import Parts, read_parts
-from vitrail.core.errors import DamagedError, MissingError, UnprovedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, MissingError, UnprovedError, UsageError, VitrailError
 from vitrail.core.intervals import wilson
 from vitrail.core.terminal import say
 from vitrail.inference.benchmark_store import Agreement, Measured, Reason, Speed, Workload
@@ -117,7 +117,7 @@ def find_usable(path: str, choices: list[EngineChoice]) -> tuple[list[EngineChoi
             is_checked = True
             ENGINES[choice.engine].prepare(path, choice.precision)
             usable.append(choice)
-        except DamagedError:
+        except CorruptFileError:
             raise
         except VitrailError as error:
             # What is missing may be there the next time, and a file that cannot be made; not so what this CPU lacks,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import check_writable, locked, read_json, write_json
 from vitrail.core.settings import check_integer
 from vitrail.core.terminal import Say, clock
@@ -132,7 +132,7 @@ def _read_plan(output: Path) -> dict[str, Any] | None:
         return None
     plan = read_json(path)
     if not isinstance(plan, dict) or not plan.keys() >= _PLAN_FIELDS:
-        raise DamagedError(path=path, cause="is not a valid plan", advice="Choose another --output.")
+        raise CorruptFileError(path=path, cause="is not a valid plan", advice="Choose another --output.")
     if plan["version"] != VERSION:
         raise UsageError(
             f"Output must be of this version of the lab ({VERSION}), got {plan['version']}. Choose another --output."
@@ -148,7 +148,7 @@ def _prepare_images(dataset: Dataset, output: Path, earlier_plan: dict[str, Any]
         raise UsageError(f"Output must be a lab on the same images, got one on {name!r}. Choose another --output.")
     folder = output / "images"
     if is_stored(folder):
-        with contextlib.suppress(DamagedError):
+        with contextlib.suppress(CorruptFileError):
             images = restore(folder)
             if images.fingerprint == fingerprint:
                 return images

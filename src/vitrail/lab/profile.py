@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitrail.bundles.bundle import Bundle, load
 from vitrail.bundles.metadata import OVERFLOWS
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.intervals import wilson
 from vitrail.core.settings import Pair
 from vitrail.core.terminal import Say
@@ -224,7 +224,7 @@ def _measure_bundle(name: str, bundle: Bundle, split: Split, labels: np.ndarray,
     untrained = build(config).eval()
     probabilities = perturbations.predict_probabilities(model, images)
     if not np.isfinite(probabilities).all():
-        raise DamagedError(OVERFLOWS)
+        raise CorruptFileError(OVERFLOWS)
     plain = probabilities.argmax(axis=1)
     right = plain == labels
     distances = plan.distances(min(config.resolution))

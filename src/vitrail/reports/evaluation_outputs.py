@@ -11,7 +11,7 @@ import numpy as np
 
 from vitrail.bundles.folder import check_folder
 from vitrail.bundles.metadata import Parts
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import check_output
 from vitrail.core.html import Html
 from vitrail.core.intervals import wilson
@@ -188,7 +188,7 @@ def write_page(
 def _thumbnail(preprocess: Preprocess, image: str | np.ndarray) -> str:
     try:
         return thumbnail(preprocess.crop(image))
-    except DamagedError:  # it was readable when it was evaluated
+    except CorruptFileError:  # it was readable when it was evaluated
         return ""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import atomic_file, check_output, check_writable, refuse_existing
 from vitrail.evaluation.predictions.sort import Order, in_order
 from vitrail.evaluation.predictions.tables import Row, check_table, open_table
@@ -88,7 +88,7 @@ def _check_features(path: Path, *, force: bool) -> None:
 def _write_features(path: Path, rows: list[tuple[str, np.ndarray]], *, force: bool) -> None:
     """Write names of files and their features, (n) and (n, D), to one .npz, atomically."""
     if not rows:
-        raise DamagedError(f"No image could be read, so {str(path)!r} is not written.")
+        raise CorruptFileError(f"No image could be read, so {str(path)!r} is not written.")
     files, features = zip(*rows, strict=True)
     with atomic_file(path, force=force) as file:
         np.savez(file, files=np.array(files), features=np.stack(features))

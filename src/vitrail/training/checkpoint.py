@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from vitrail.core.errors import DamagedError, VitrailError
+from vitrail.core.errors import CorruptFileError, VitrailError
 from vitrail.core.files import atomic_folder, named_in_utf8, read_json, verify, write_json
 
 _FILES = ("tensors.safetensors", "state.json")
@@ -61,7 +61,7 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, dict[int, str]]:
     for step in reversed(steps_of(folder)):
         try:
             return load_checkpoint(folder / f"step-{step:09d}"), complaints
-        except DamagedError as error:
+        except CorruptFileError as error:
             complaints[step] = str(error)
     return None, complaints
 
@@ -80,7 +80,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         with named_in_utf8(path / _FILES[0]) as file:
             arrays = load_file(file)
     except (SafetensorError, OSError) as error:
-        raise DamagedError(path=path / _FILES[0], cause=f"cannot be read ({error})") from None
+        raise CorruptFileError(path=path / _FILES[0], cause=f"cannot be read ({error})") from None
     state = read_json(path / _FILES[1])
     return Checkpoint(state["step"], arrays, state)
 

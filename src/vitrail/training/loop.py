@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitrail.core import rng
-from vitrail.core.errors import DamagedError, VitrailError
+from vitrail.core.errors import CorruptFileError, VitrailError
 from vitrail.core.settings import counted
 from vitrail.data.augment.pipeline import mix
 from vitrail.data.loader import Batch, Loader
@@ -344,4 +344,4 @@ class Trainer(TrainerState):
                     log.say(f"warning: {reason.removesuffix('.')} (on_damage: {self.recipe.on_damage})")
         trained = self.loader.split
         if self.damaged and all(trained.name_of(index) in self.damaged for index in range(len(trained))):
-            raise DamagedError(f"No image of {trained.name} can be read: {next(iter(self.damaged.values()))}")
+            raise CorruptFileError(f"No image of {trained.name} can be read: {next(iter(self.damaged.values()))}")

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from vitrail.core.errors import DamagedError, UsageError, did_you_mean
+from vitrail.core.errors import CorruptFileError, UsageError, did_you_mean
 from vitrail.core.files import read_document, writable
 from vitrail.core.other_tools import same_word
 from vitrail.core.registry import Registry
@@ -202,7 +202,7 @@ def recipe_text(name: str) -> str:
         return read_document(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
-        raise DamagedError(path=name, cause=f"cannot be read ({reason})") from None
+        raise CorruptFileError(path=name, cause=f"cannot be read ({reason})") from None
 
 
 def purpose(text: str) -> str:
@@ -296,7 +296,7 @@ def read_recipe(text: str, name: str) -> Recipe:
     try:
         fields = _read_toml(text)
     except ValueError as error:
-        raise DamagedError(path=name, cause=f"is not a TOML document ({error})") from None
+        raise CorruptFileError(path=name, cause=f"is not a TOML document ({error})") from None
     try:
         return Recipe.from_json(fields)
     except UsageError as error:

@@ -12,7 +12,7 @@ origin                                      provenance of the weights, for the b
 
 from typing import Any, Literal
 
-from vitrail.core.errors import DamagedError, first_line
+from vitrail.core.errors import CorruptFileError, first_line
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import read_model
 from vitrail.training.recipe import Recipe
@@ -47,4 +47,4 @@ def read_state(state: dict[str, Any]) -> dict[str, Any]:
             "model": read_model(state["model"]).to_document(),
         }
     except (KeyError, TypeError, ValueError) as error:  # such as a setting of a newer version
-        raise DamagedError(f"Checkpoint has a state that this version cannot read: {first_line(error)}") from None
+        raise CorruptFileError(f"Checkpoint has a state that this version cannot read: {first_line(error)}") from None

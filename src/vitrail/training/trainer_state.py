@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from vitrail.core.errors import DamagedError, VitrailError
+from vitrail.core.errors import CorruptFileError, VitrailError
 from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
@@ -144,7 +144,7 @@ class TrainerState:
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if different := {*shapes.items()} ^ {(name, array.shape) for name, array in arrays.items()}:
             name = min(different)[0]
-            raise DamagedError(f"Checkpoint must have the tensors of this run, got others, such as {name}.")
+            raise CorruptFileError(f"Checkpoint must have the tensors of this run, got others, such as {name}.")
         with torch.no_grad():
             for name, tensor in tensors.items():
                 tensor.copy_(torch.from_numpy(arrays[name]))

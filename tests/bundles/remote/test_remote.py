@@ -32,7 +32,7 @@ from vitrail.bundles.convert import Told, convert, read_any
 from vitrail.bundles.parity import prove
 from vitrail.bundles.remote import transport, web
 from vitrail.bundles.remote.registry import REMOTES, remote_kind
-from vitrail.core.errors import DamagedError, MissingError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, MissingError, UsageError, VitrailError
 from vitrail.core.files import user_folder
 from vitrail.evaluation.protocols import evaluate
 from vitrail.models.zoo import MODELS
@@ -204,7 +204,7 @@ def test_sharded_weights_and_pickles_and_odd_names(hub, published, tmp_path):
     assert fetch("hf:me/odd").tensors == len(tensors)
     index["weight_map"][names[0]] = "lost.safetensors"
     hub.publish("me/lost", {**files, "model.safetensors.index.json": json.dumps(index).encode()})
-    with pytest.raises(DamagedError, match=r"must have the file lost\.safetensors"):
+    with pytest.raises(CorruptFileError, match=r"must have the file lost\.safetensors"):
         fetch("hf:me/lost")
 
 
@@ -329,14 +329,14 @@ def test_a_damaged_file_in_the_cache_is_not_trusted(hub, tmp_path):
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.resolve().write_bytes(content)
-    with pytest.raises(DamagedError, match="came damaged"):
+    with pytest.raises(CorruptFileError, match="came damaged"):
         fetch("hf:timm/small")
     assert fetch("hf:timm/small").tensors
 
 
 def test_a_file_that_cannot_be_read_leaves_the_cache(hub, tmp_path):
     hub.publish("me/none", {"model.safetensors": b"\x08\0\0\0\0\0\0\0{ none }"})
-    with pytest.raises(DamagedError, match="cannot be read"):
+    with pytest.raises(CorruptFileError, match="cannot be read"):
         fetch("hf:me/none")
     assert leftovers(tmp_path / "hub") == []
 
@@ -344,7 +344,7 @@ def test_a_file_that_cannot_be_read_leaves_the_cache(hub, tmp_path):
 def test_a_hash_can_be_demanded(hub, tmp_path, call):
     right = hashlib.sha256(hub.repositories["timm/small"]["files"]["model.safetensors"]).hexdigest()
     assert fetch("hf:timm/small", sha256=right.upper()).tensors
-    with pytest.raises(DamagedError, match=f"must have the SHA-256 {'0' * 64}, got {right}"):
+    with pytest.raises(CorruptFileError, match=f"must have the SHA-256 {'0' * 64}, got {right}"):
         fetch("hf:timm/small", sha256="0" * 64)
     with pytest.raises(UsageError, match="SHA-256 must be 64 hexadecimal digits, got 'abc'"):
         fetch("hf:timm/small", sha256="abc")
@@ -478,7 +478,7 @@ def test_a_file_is_fetched_once_then_only_asked_for(hub, published, tmp_path):
     fetch(address, sha256=digest)  # it is known to be the one: not even asked for
     assert len(hub.requests) == 2
     hub.files["small.npz"] = (published / "timm" / "model.safetensors").read_bytes()
-    with pytest.raises(DamagedError, match="is another kind of file than its name says"):
+    with pytest.raises(CorruptFileError, match="is another kind of file than its name says"):
         fetch(address)
 
 

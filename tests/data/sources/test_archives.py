@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from vitrail.core import memory
-from vitrail.core.errors import DamagedError, VitrailError
+from vitrail.core.errors import CorruptFileError, VitrailError
 from vitrail.core.sandbox import read_arrays
 from vitrail.data.doctor import examine
 from vitrail.data.loader import Loader
@@ -225,7 +225,7 @@ def test_a_name_too_many_would_move_all_names_after_it(tmp_path, form, names):
     (path,) = (name for name in files if name.endswith(names))
     for old, new in ((b"name-01\n", b"name\n01\n"), (b"name-01\n", b"name-01")):
         changed = {**files, path: files[path].replace(old, new)}
-        with pytest.raises(DamagedError, match=rf"{names}' must have 100? names of classes, got \d+"):
+        with pytest.raises(CorruptFileError, match=rf"{names}' must have 100? names of classes, got \d+"):
             open_data(write_folder(tmp_path / "cifar", changed))
     spaced = {**files, path: files[path].replace(b"name-01", b"name 01")}
     assert "name 01" in open_data(write_folder(tmp_path / "cifar", spaced)).labels
@@ -237,7 +237,7 @@ def test_a_pickle_that_says_things_twice_is_refused(tmp_path):
     rows = np.zeros((2, 3072), np.uint8)
     twice = pickle.dumps({b"data": rows, "data": rows + 1, b"labels": [0, 1]}, 2)
     for spoiled, reason in ((files[batch] * 2, "there is more after its end"), (twice, "it has a key twice")):
-        with pytest.raises(DamagedError, match=rf"data_batch_1' is refused: .*{reason}"):
+        with pytest.raises(CorruptFileError, match=rf"data_batch_1' is refused: .*{reason}"):
             open_data(write_archive(tmp_path / "cifar.tar", {**files, batch: spoiled}))
 
 
@@ -317,7 +317,7 @@ def test_what_is_kept_of_a_tar_gz_is_unpacked_again_if_it_was_cut(tmp_path, home
     assert open_data(archive).notes == ()
     os.truncate(kept, place)
     archive.write_bytes(archive.read_bytes()[:-20])
-    with pytest.raises(DamagedError, match=r"set\.tar\.gz' cannot be read as an archive \(.*ended before"):
+    with pytest.raises(CorruptFileError, match=r"set\.tar\.gz' cannot be read as an archive \(.*ended before"):
         open_data(archive)
 
 
@@ -371,7 +371,7 @@ def changed_zip(path: Path, name: str) -> Path:
 def test_a_strange_archive_is_one_line_and_leaves_nothing(tmp_path, home, make, reason):
     before = set(tmp_path.iterdir())
     path = make(tmp_path)
-    with pytest.raises(DamagedError, match=rf"cannot be read as an archive \(.*{reason}") as caught:
+    with pytest.raises(CorruptFileError, match=rf"cannot be read as an archive \(.*{reason}") as caught:
         open_data(path)
     assert "\n" not in str(caught.value)
     assert set(tmp_path.iterdir()) - before <= {path, home}
@@ -382,12 +382,12 @@ def test_bombs_are_refused(tmp_path, home, monkeypatch):
     """Sizes are held against what is there: the file, the memory, the disk."""
     bomb = write_zip(tmp_path / "bomb.zip", {"a/1.png": bytes(2**22)}, zipfile.ZIP_DEFLATED)
     monkeypatch.setattr(memory, "available", lambda: 2**20)
-    with pytest.raises(DamagedError, match=r"1.png' would fill 4,194,304 bytes of memory; 1,048,576 are available"):
+    with pytest.raises(CorruptFileError, match=r"1.png' would fill 4,194,304 bytes of memory; 1,048,576 are available"):
         content_of(bomb)
     packed = tmp_path / "bomb.tar.gz"
     packed.write_bytes(gzip.compress(bytes(2**24)))
     monkeypatch.setattr(archives, "_LARGE", 2**20)
-    with pytest.raises(DamagedError, match="it unpacks to over 200 times its size"):
+    with pytest.raises(CorruptFileError, match="it unpacks to over 200 times its size"):
         open_data(packed)
     monkeypatch.setattr(archives, "_SPARE_DISK", 2**62)
     with pytest.raises(VitrailError, match=r"Cache must have room for .*bomb.tar.gz.* more than the 0 bytes"):
@@ -403,7 +403,7 @@ def test_a_zip_that_states_too_small_a_size_is_not_unpacked_further(tmp_path):
     path.write_bytes(forged)
     tracemalloc.start()
     try:
-        with pytest.raises(DamagedError, match=r"1\.png' cannot be read \(Bad CRC-32"):
+        with pytest.raises(CorruptFileError, match=r"1\.png' cannot be read \(Bad CRC-32"):
             ZipTree(path).read("a/1.png")
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
@@ -417,7 +417,7 @@ def test_a_flipped_bit_in_a_stored_image_is_not_read_in_silence(tmp_path):
     whole = bytearray(path.read_bytes())
     whole[whole.index(content) + 300] ^= 1
     path.write_bytes(whole)
-    with pytest.raises(DamagedError, match=r"a\.zip/a/1\.ppm' cannot be read \(Bad CRC-32 for file"):
+    with pytest.raises(CorruptFileError, match=r"a\.zip/a/1\.ppm' cannot be read \(Bad CRC-32 for file"):
         content_of(path)
 
 
@@ -433,7 +433,7 @@ def test_a_tar_that_was_cut_off_or_has_a_damaged_header_is_refused(tmp_path, hom
     for spoiled in (content[:place], bytes(flipped)):
         path = tmp_path / f"b{ending}"
         path.write_bytes(spoiled if ending == ".tar" else gzip.compress(spoiled))
-        with pytest.raises(DamagedError, match=rf"b{ending}' .*\(it is damaged or cut off at byte {place:,}"):
+        with pytest.raises(CorruptFileError, match=rf"b{ending}' .*\(it is damaged or cut off at byte {place:,}"):
             open_data(path)
     assert not [file for file in home.rglob("*") if file.is_file()]
 
@@ -746,21 +746,21 @@ def test_flowers_that_contradict_themselves_are_one_line(tmp_path, labels, ids, 
     files = {f"jpg/image_0000{i}.jpg": b"" for i in (1, 2, 3)}
     files["imagelabels.mat"] = matlab(tmp_path, {"labels": np.array(labels)})
     files["setid.mat"] = matlab(tmp_path, {key: np.array(value) for key, value in known.items()})
-    with pytest.raises(DamagedError, match=reason):
+    with pytest.raises(CorruptFileError, match=reason):
         open_data(write_folder(tmp_path / "set", files))
 
 
 def test_matlab_files_of_two_arrays_of_a_name_and_bombs_are_refused(tmp_path):
     one = matlab(tmp_path, {"labels": np.arange(4)})
-    with pytest.raises(DamagedError, match=r"x.mat' must have one array of each name"):
+    with pytest.raises(CorruptFileError, match=r"x.mat' must have one array of each name"):
         read_matlab(one + one[128:], "x.mat")
     for inside in (bytes(2**24 + 8), bytes(8 * 1001)):
         packed = zlib.compress(inside)
-        with pytest.raises(DamagedError, match=r"cannot be read as a MATLAB 5 file \(ValueError\)"):
+        with pytest.raises(CorruptFileError, match=r"cannot be read as a MATLAB 5 file \(ValueError\)"):
             read_matlab(one[:128] + struct.pack("<II", 15, len(packed)) + packed, "x.mat")
     large = matlab(tmp_path, {"large": np.zeros(2**23, np.uint8)}, do_compression=True)
     assert read_matlab(one + large[128:], "x.mat").keys() == {"labels", "large"}
-    with pytest.raises(DamagedError, match=r"\(ValueError\)"):
+    with pytest.raises(CorruptFileError, match=r"\(ValueError\)"):
         read_matlab(one + large[128:] * 2, "x.mat")
 
 
@@ -783,7 +783,7 @@ def test_matlab_files_that_are_not_whole_are_refused(tmp_path, how):
         whole = whole.replace(struct.pack("<ii", 1, 4), struct.pack("<ii", 1, 8))
     if how == "version":
         whole = whole[:124] + b"\0\2" + whole[126:]
-    with pytest.raises(DamagedError, match=r"cannot be read as a MATLAB 5 file"):
+    with pytest.raises(CorruptFileError, match=r"cannot be read as a MATLAB 5 file"):
         read_matlab(whole, "x.mat")
 
 
@@ -793,7 +793,7 @@ def test_matlab_files_with_bytes_changed_are_refused_or_numbers(tmp_path):
     for _ in range(200):
         mutated = bytearray(whole)
         mutated[chance.randrange(120, len(mutated))] = chance.randrange(256)
-        with contextlib.suppress(DamagedError):
+        with contextlib.suppress(CorruptFileError):
             assert all(array.dtype.kind in "iuf" for array in read_matlab(bytes(mutated), "x.mat").values())
 
 

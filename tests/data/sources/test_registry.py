@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.dataset import sample_held_out
 from vitrail.data.sources.built_in import _FASHION, _FASHION_PACKAGE
 from vitrail.data.sources.registry import open_data
@@ -54,7 +54,7 @@ def test_one_table_of_classes_for_all_splits(folder):
 
 
 def test_training_refuses_a_class_without_training_images(folder):
-    with pytest.raises(DamagedError, match=r"no training image of class 'emu'.*vitrail doctor"):
+    with pytest.raises(CorruptFileError, match=r"no training image of class 'emu'.*vitrail doctor"):
         open_data(folder).for_training(holdout=0.2, seed=0)
 
 
@@ -132,7 +132,7 @@ def test_idx_folders(tmp_path, packed):
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"\0\0\7\1" + whole[4:], whole + whole[-30:], b""):
         path.write_bytes(damaged)
-        with pytest.raises(DamagedError, match=path.name):
+        with pytest.raises(CorruptFileError, match=path.name):
             open_data(tmp_path)
 
 
@@ -193,7 +193,7 @@ def test_names_in_arrays_are_texts(tmp_path, point):
     names.view(np.uint32)[1] = point
     for labels in ({"labels": names}, {"labels": np.arange(2), "classes": names}):
         np.savez(tmp_path / "x.npz", images=images, **labels)
-        with pytest.raises(DamagedError, match="texts in Unicode, and not empty"):
+        with pytest.raises(CorruptFileError, match="texts in Unicode, and not empty"):
             open_data(tmp_path / "x.npz")
 
 
@@ -242,7 +242,7 @@ def test_a_file_that_promises_more_than_the_machine_holds(tmp_path):
     header = struct.pack(">HBB3I", 0, 8, 3, 2**31, 2**15, 2**15)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(header)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(struct.pack(">HBBI", 0, 8, 1, 1) + b"x")
-    with pytest.raises(DamagedError, match="would fill"):
+    with pytest.raises(CorruptFileError, match="would fill"):
         open_data(tmp_path)
 
 
@@ -460,7 +460,7 @@ def test_csv_files_of_spreadsheets_are_read_in_their_encoding(tmp_path, encoding
 )
 def test_csv_in_another_encoding_says_what_to_do(tmp_path, content):
     (tmp_path / "x.csv").write_bytes(content)
-    with pytest.raises(DamagedError, match=r'must be text in UTF-8, UTF-16 or CP949, .* Save it as "CSV UTF-8"\.$'):
+    with pytest.raises(CorruptFileError, match=r'must be text in UTF-8, UTF-16 or CP949, .* Save it as "CSV UTF-8"\.$'):
         open_data(tmp_path / "x.csv")
 
 

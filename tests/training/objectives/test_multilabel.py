@@ -16,7 +16,7 @@ from tests.paths import FIXTURES
 from tests.training.runs import finetune, train
 from vitrail.bundles.decision import ONE_CLASS, SeveralLabels
 from vitrail.bundles.folder import ANSWER
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.dataset import sample_held_out
 from vitrail.data.doctor import examine
 from vitrail.data.sources.registry import open_data
@@ -162,10 +162,10 @@ def test_the_bundle_says_what_it_answers(run, tmp_path):
     for name in (ANSWER, "config.json", "model.safetensors"):
         assert (tmp_path / "copy" / name).read_bytes() == (run.folder / "bundle" / name).read_bytes()
     (tmp_path / "copy" / ANSWER).write_text("{}")
-    with pytest.raises(DamagedError, match=r"answer.json' is damaged: its checksum"):
+    with pytest.raises(CorruptFileError, match=r"answer.json' is damaged: its checksum"):
         vitrail.load(tmp_path / "copy")
     (tmp_path / "copy" / ANSWER).unlink()
-    with pytest.raises(DamagedError, match=r"answer.json' is missing"):
+    with pytest.raises(CorruptFileError, match=r"answer.json' is missing"):
         vitrail.load(tmp_path / "copy")
 
 
@@ -290,7 +290,7 @@ def test_a_strange_answer_is_one_line(tmp_path, document):
     shutil.copytree(FIXTURE, tmp_path / "bundle")
     (tmp_path / "bundle" / ANSWER).write_text(json.dumps(document))
     remake_manifest(tmp_path / "bundle")
-    with pytest.raises(DamagedError, match=r"is not a valid bundle: a document has another form \("):
+    with pytest.raises(CorruptFileError, match=r"is not a valid bundle: a document has another form \("):
         vitrail.load(tmp_path / "bundle")
 
 
@@ -299,7 +299,7 @@ def test_format_1_with_an_answer_is_refused(tmp_path):
     config = tmp_path / "bundle" / "config.json"
     config.write_text(config.read_text().replace('"format": 2', '"format": 1'))
     remake_manifest(tmp_path / "bundle")
-    with pytest.raises(DamagedError, match=r"answer.json' must not be in a bundle of format 1"):
+    with pytest.raises(CorruptFileError, match=r"answer.json' must not be in a bundle of format 1"):
         vitrail.load(tmp_path / "bundle")
 
 

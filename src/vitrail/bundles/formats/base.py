@@ -17,7 +17,7 @@ from torch import Tensor
 from vitrail.bundles.bundle import Bundle, save_tensors
 from vitrail.bundles.decision import ONE_CLASS, Answer
 from vitrail.bundles.parity import Forward, Unverified
-from vitrail.core.errors import DamagedError, UsageError, first_line
+from vitrail.core.errors import CorruptFileError, UsageError, first_line
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import ModelConfig
 from vitrail.models.library_limits import unknown_to
@@ -43,7 +43,7 @@ class Checkpoint:
     def renamed(self, tensors: dict[str, Tensor]) -> "Checkpoint":
         """A copy with renamed tensors. None may be lost because another has its name now."""
         if len(tensors) < len(self.tensors):
-            raise DamagedError(
+            raise CorruptFileError(
                 path=self.path,
                 cause=f"has {len(self.tensors):,} tensors, but only {len(tensors):,} that differ in more than a prefix",
             )
@@ -58,7 +58,7 @@ class Checkpoint:
         """A document by name; empty if it is missing."""
         found = self.documents.get(name, {})
         if not isinstance(found, dict):
-            raise DamagedError(
+            raise CorruptFileError(
                 f"{name} beside {str(self.path)!r} must be a JSON object, got {type(found).__name__}.",
                 path=self.path.parent / name,
             )
@@ -165,14 +165,16 @@ def join_tensors(entries: Iterable[Entry], checkpoint: Checkpoint, left_out: Col
         missing += absent
         if not absent:
             if strange := next((name for name in entry.theirs if not tensors[name].is_floating_point()), None):
-                raise DamagedError(
+                raise CorruptFileError(
                     path=checkpoint.path,
                     cause=f"must have weights in floating point, got {tensors[strange].dtype} in {strange}",
                 )
             try:
                 joined = entry.join([tensors[name].float() for name in entry.theirs])
             except (RuntimeError, ValueError, IndexError) as error:
-                raise DamagedError(f"{', '.join(entry.theirs)} do not fit the model ({first_line(error)}).") from None
+                raise CorruptFileError(
+                    f"{', '.join(entry.theirs)} do not fit the model ({first_line(error)})."
+                ) from None
             # The only copy, into memory of its own: kernels choose their path by alignment, so logits computed from a
             # view into a file would differ in the last bits.
             ours[entry.ours] = joined.clone(memory_format=torch.contiguous_format)

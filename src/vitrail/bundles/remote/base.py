@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,4 +49,6 @@ def parse_sha256(text: str) -> str:
 def demand(sha256: str | None, found: str, path: str | Path) -> None:
     """Refuse a file that is not the one that the user demands."""
     if sha256 is not None and found != sha256:
-        raise DamagedError(path=path, cause=f"must have the SHA-256 {sha256}, got {found}", advice="Nothing is kept.")
+        raise CorruptFileError(
+            path=path, cause=f"must have the SHA-256 {sha256}, got {found}", advice="Nothing is kept."
+        )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from vitrail.bundles.file_names import BESIDE, WEIGHTS, choose_weights, read_index
 from vitrail.bundles.remote.base import Fetched, Remote, demand
-from vitrail.core.errors import DamagedError, UsageError, VitrailError, first_line
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
 from vitrail.core.files import checksum
 from vitrail.core.optional import import_quietly, need
 from vitrail.core.terminal import say
@@ -41,7 +41,7 @@ class Hub(Remote):
         found = {path.name: _verified(path) for path in (*files, *beside)}
         try:
             demand(sha256, found[name], f"{name} of hf:{snapshot.repository}")
-        except DamagedError:
+        except CorruptFileError:
             _forget(files)
             raise
         return Fetched(
@@ -112,7 +112,7 @@ def _cached(client: ModuleType, repository: str, revision: str | None) -> Path |
 def _get(client: ModuleType, snapshot: _Snapshot, name: str, revision: str | None = None) -> Path:
     """One file, in the client's cache; of another revision than the snapshot's commit, if one is given."""
     if name not in snapshot.names:
-        raise DamagedError(f"hf:{snapshot.repository} must have the file {name}, which its index names, got none.")
+        raise CorruptFileError(f"hf:{snapshot.repository} must have the file {name}, which its index names, got none.")
     if snapshot.folder is not None:
         return snapshot.folder / name
     known = client.try_to_load_from_cache(snapshot.repository, name, revision=snapshot.commit)
@@ -132,7 +132,9 @@ def _verified(path: Path) -> str:
         is_wrong = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest() != stated
     if is_wrong:
         _forget([path])
-        raise DamagedError(path=path.name, cause=f"came damaged: its hash must be {stated}", advice="Fetch it again.")
+        raise CorruptFileError(
+            path=path.name, cause=f"came damaged: its hash must be {stated}", advice="Fetch it again."
+        )
     return digest
 
 

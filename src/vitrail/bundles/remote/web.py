@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlunsplit
 from vitrail.bundles.file_names import ENDINGS, check_content
 from vitrail.bundles.remote.base import Fetched, Remote, demand
 from vitrail.bundles.remote.transport import CHUNK, PATIENCE, RefusedError, open_address, parse_address
-from vitrail.core.errors import DamagedError, UsageError, VitrailError, first_line
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
 from vitrail.core.files import checksum, locked, replace_text, user_folder
 from vitrail.core.terminal import say
 
@@ -102,7 +102,7 @@ class _Copy:
             raise UsageError(f"Address must be a file that can be fetched, got {self.bare!r} ({refusal}).") from None
         try:
             demand(sha256, self.digest, self.bare)
-        except DamagedError:
+        except CorruptFileError:
             self.remove()
             raise
         return ()
@@ -202,7 +202,7 @@ class _Copy:
         """What has come stays, unless the disk is full or it is not what it should be."""
         try:
             yield
-        except DamagedError:
+        except CorruptFileError:
             self._forget_part()
             raise
         except OSError as error:
@@ -250,7 +250,7 @@ def _copy_stream(answer: Any, file: BinaryIO, bare: str, name: str, begun: int) 
 
 def _check_size(size: int | None, bare: str) -> None:
     if size is not None and size > MOST:
-        raise DamagedError(path=bare, cause=f"must have at most {MOST:,} bytes, got {size:,} or more")
+        raise CorruptFileError(path=bare, cause=f"must have at most {MOST:,} bytes, got {size:,} or more")
 
 
 def _is_wall(error: Exception) -> bool:

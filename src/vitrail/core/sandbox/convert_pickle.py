@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitrail.core.errors import DamagedError, VitrailError
+from vitrail.core.errors import CorruptFileError, VitrailError
 from vitrail.core.memory import available, refuse_more
 from vitrail.core.sandbox import child
 
@@ -20,7 +20,7 @@ def convert_pickle(reader: Path, source: Path, target: Path, *, plain: str, name
     Errors call the file `name`, and say that it is not `plain`, such as "a plain state dict"."""
     name = name or source
     if not os.access(source, os.R_OK):
-        raise DamagedError(path=name, cause="cannot be read")
+        raise CorruptFileError(path=name, cause="cannot be read")
     refuse_more(source.stat().st_size, Path(name))
     words = [str(reader), str(source.absolute()), str(target), str(available()), *_search_path()]
     # One thread: the child may start no other.
@@ -40,7 +40,7 @@ def convert_pickle(reader: Path, source: Path, target: Path, *, plain: str, name
         raise VitrailError(f"{str(name)!r} takes longer than {_PATIENCE} s to read.") from None
     reason = done.stderr.strip().splitlines()[-1][:300] if done.stderr.strip() else f"exit code {done.returncode}"
     if done.returncode == child.REFUSED:
-        raise DamagedError(
+        raise CorruptFileError(
             path=name, cause=f"is refused: it is not {plain} ({reason})", advice="Nothing of it was run."
         )
     if done.returncode:  # not the file's fault, perhaps: a full disk, or no memory

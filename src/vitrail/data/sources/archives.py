@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 
-from vitrail.core.errors import DamagedError, UsageError, VitrailError, first_line
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
 from vitrail.core.files import atomic_file, user_folder
 from vitrail.core.memory import refuse_more
 from vitrail.core.zip_files import open_zip
@@ -95,12 +95,12 @@ class Archive(Tree):
         try:
             refuse_more(self.size(path), Path(self.full(path)))
             return self._read(self.prefix + path)
-        except DamagedError:
+        except CorruptFileError:
             raise
         except KeyError:
-            raise DamagedError(path=self.full(path), cause="is missing") from None
+            raise CorruptFileError(path=self.full(path), cause="is missing") from None
         except Exception as error:  # what the parsers raise
-            raise DamagedError(path=self.full(path), cause=f"cannot be read ({first_line(error)})") from None
+            raise CorruptFileError(path=self.full(path), cause=f"cannot be read ({first_line(error)})") from None
 
     def below(self, name: str) -> Self:
         other = copy.copy(self)
@@ -158,8 +158,8 @@ class Archive(Tree):
             raise self._damaged(f"the name {name[:200]!r} is not Unicode") from None
         return "/".join(parts)
 
-    def _damaged(self, reason: str) -> DamagedError:
-        return DamagedError(path=self.name, cause=f"cannot be read as an archive ({reason})")
+    def _damaged(self, reason: str) -> CorruptFileError:
+        return CorruptFileError(path=self.name, cause=f"cannot be read as an archive ({reason})")
 
 
 class ZipTree(Archive):
@@ -303,7 +303,8 @@ def unpack_once(path: Path) -> tuple[TarTree, tuple[str, ...]]:
     kept = user_folder() / "archives" / f"{hashlib.sha256(stamp).hexdigest()[:32]}.tar"
     with _UNPACKING:
         if kept.is_file():
-            with contextlib.suppress(DamagedError):  # what is kept was cut off since; the archive itself may be whole
+            # The unpacked copy may have been cut off since, while the archive itself is complete.
+            with contextlib.suppress(CorruptFileError):
                 return TarTree(kept, str(path)), ()
         _remove_leftovers(kept.parent)
         with atomic_file(kept, force=True) as file:
@@ -345,5 +346,5 @@ def _inflate(path: Path, file: BinaryIO, packed: int) -> int:
     except (EOFError, ValueError, zlib.error, gzip.BadGzipFile) as error:
         if isinstance(error, VitrailError):
             raise
-        raise DamagedError(path=path, cause=f"cannot be read as an archive ({first_line(error)})") from None
+        raise CorruptFileError(path=path, cause=f"cannot be read as an archive ({first_line(error)})") from None
     return size

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.data.dataset import SPLITS, Dataset, Split
 
 _MOST_CLASSES = 10_000_000
@@ -71,7 +71,7 @@ def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
     pairs = {}
     for split, (one, other) in keys.items():
         if (one in arrays) != (other in arrays):
-            raise DamagedError(path=name, cause=f"has only one of {one} and {other}")
+            raise CorruptFileError(path=name, cause=f"has only one of {one} and {other}")
         if one in arrays:
             pairs[split] = (_as_images(arrays[one], one, name), arrays[other])
     if not pairs:
@@ -81,7 +81,7 @@ def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
         )
     shapes = {images.shape[1:] for images, _ in pairs.values()}
     if len(shapes) > 1:
-        raise DamagedError(path=name, cause=f"has images of different shapes in its splits: {sorted(shapes)}")
+        raise CorruptFileError(path=name, cause=f"has images of different shapes in its splits: {sorted(shapes)}")
     for split, (images, labels) in pairs.items():
         _check_labels(labels, keys[split][1], len(images), name)
     table, indices = _class_table([labels for _, labels in pairs.values()], arrays.get("classes"), name)
@@ -128,25 +128,27 @@ def _class_table(
     # Each split's own values first: all labels in one array would be a copy of them.
     distinct = [np.unique(part) for part in labels]
     if any(part.dtype.kind == "u" and part[-1] > _LARGEST for part in distinct):
-        raise DamagedError(
+        raise CorruptFileError(
             f"Labels must be names or integers up to {_LARGEST:,}, got larger ones in {name!r}.", path=name
         )
     distinct = [part if part.dtype.kind == "U" else part.astype(np.int64) for part in distinct]
     if len({part.dtype.kind for part in distinct}) > 1:
-        raise DamagedError(path=name, cause="has labels that are numbers in one split and names in another")
+        raise CorruptFileError(path=name, cause="has labels that are numbers in one split and names in another")
     values = np.unique(np.concatenate(distinct))
     if len(values) > _MOST_CLASSES:
-        raise DamagedError(f"Classes must be at most {_MOST_CLASSES:,}, got {len(values):,} in {name!r}.", path=name)
+        raise CorruptFileError(
+            f"Classes must be at most {_MOST_CLASSES:,}, got {len(values):,} in {name!r}.", path=name
+        )
     if classes is not None:
         is_list = classes.ndim == 1 and classes.dtype.kind == "U" and len(classes) <= _MOST_CLASSES
         names = _as_names(classes, name) if is_list else []
         if not names or len(set(names)) < len(names):
-            raise DamagedError(
+            raise CorruptFileError(
                 f"classes must be a list of names that differ, got {classes.dtype} in {name!r}.",
                 path=name,
             )
         if values.dtype.kind == "U" or values[0] < 0 or values[-1] >= len(names):
-            raise DamagedError(
+            raise CorruptFileError(
                 f"Labels must be numbers below {len(names)}, the number of names in classes, in {name!r}.",
                 path=name,
             )
@@ -164,7 +166,7 @@ def _as_names(texts: np.ndarray, name: str) -> list[str]:
     except (ValueError, SystemError):  # arrays may hold numbers that are no characters
         names = [""]
     if "" in names:
-        raise DamagedError(
+        raise CorruptFileError(
             f"Names of classes must be texts in Unicode, and not empty, got others in {name!r}.", path=name
         )
     return names

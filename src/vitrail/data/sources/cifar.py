@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from vitrail.core.errors import DamagedError
+from vitrail.core.errors import CorruptFileError
 from vitrail.core.memory import refuse_more
 from vitrail.data.sources.tree import Layout, Tree
 
@@ -71,7 +71,7 @@ class Cifar(Layout):
 
         form = _which(tree)
         if form is None or (missing := [name for name in form.files if not tree.has(name)]):
-            raise DamagedError(path=tree.name, cause=f"is incomplete: {', '.join(missing)} is missing")
+            raise CorruptFileError(path=tree.name, cause=f"is incomplete: {', '.join(missing)} is missing")
         refuse_more(2 * sum(tree.size(name) for name in form.files), Path(tree.name))
         read = _read_binary if form.is_binary else _read_pickle
         parts = [read(tree, name, form) for name in form.training]
@@ -82,11 +82,13 @@ class Cifar(Layout):
         else:
             names = _unpickle(tree, form.names)[1].get(form.names_key, [])
         if len(names) != form.classes:  # with one more or less, the classes after it would have the names of others
-            raise DamagedError(
+            raise CorruptFileError(
                 path=tree.full(form.names), cause=f"must have {form.classes} names of classes, got {len(names)}"
             )
         if strange := next((name for name in names if not name.isprintable()), None):
-            raise DamagedError(path=tree.full(form.names), cause=f"must have names that can be read, got {strange!r}")
+            raise CorruptFileError(
+                path=tree.full(form.names), cause=f"must have names that can be read, got {strange!r}"
+            )
         arrays = {
             "train_images": images,
             "train_labels": labels,
@@ -110,7 +112,7 @@ def _read_binary(tree: Tree, name: str, form: _Set) -> tuple["np.ndarray", "np.n
     content = np.frombuffer(tree.read(name), np.uint8)
     row = form.label_bytes + _PIXELS
     if not len(content) or len(content) % row:
-        raise DamagedError(
+        raise CorruptFileError(
             path=tree.full(name), cause=f"must have {row:,} bytes for each image, got {len(content):,} in all"
         )
     rows = content.reshape(-1, row)
@@ -129,7 +131,7 @@ def _read_pickle(tree: Tree, name: str, form: _Set) -> tuple["np.ndarray", "np.n
         or pixels.shape != (len(labels), _PIXELS)
         or labels.dtype.kind not in "iu"
     ):
-        raise DamagedError(
+        raise CorruptFileError(
             path=tree.full(name), cause=f"must have data, {_PIXELS:,} bytes for each image, and {form.key}"
         )
     return _as_images(pixels), labels.astype(np.int64)

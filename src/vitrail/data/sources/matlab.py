@@ -5,7 +5,7 @@ import struct
 import zlib
 from typing import TYPE_CHECKING
 
-from vitrail.core.errors import DamagedError
+from vitrail.core.errors import CorruptFileError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,10 +24,10 @@ def read_matlab(content: bytes, name: str) -> dict[str, "np.ndarray"]:
         order = {b"\0\1IM": "<", b"\1\0MI": ">"}[content[124:128]]  # version 1 of the format
         arrays = _matrices(content[128:], order)
     except Exception as error:  # a damaged file raises whatever its parser meets
-        raise DamagedError(path=name, cause=f"cannot be read as a MATLAB 5 file ({type(error).__name__})") from None
+        raise CorruptFileError(path=name, cause=f"cannot be read as a MATLAB 5 file ({type(error).__name__})") from None
     found = dict(arrays)
     if len(found) < len(arrays):
-        raise DamagedError(path=name, cause="must have one array of each name")
+        raise CorruptFileError(path=name, cause="must have one array of each name")
     return found
 
 

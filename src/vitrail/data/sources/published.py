@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.data.sources.tree import Layout, Tree, is_image
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def _dataset(tree: Tree, files: dict[str, Pairs], note: str) -> "Dataset":
 
     labels = {label for pairs in files.values() for _, label in pairs}
     if not labels:
-        raise DamagedError(path=tree.name, cause="has no labelled image")
+        raise CorruptFileError(path=tree.name, cause="has no labelled image")
     counts = ", ".join(f"{len(pairs):,} {split}" for split, pairs in files.items())
     made = Dataset.from_files(tree.name, files, labels, root=tree.name)
     return dataclasses.replace(made, notes=(f"read as {note}: {counts} images of {len(labels):,} classes",))
@@ -41,14 +41,14 @@ def _rows(tree: Tree, path: str, *columns: int) -> list[list[str]]:
         if not words:
             continue
         if len(words) not in columns:
-            raise DamagedError(
+            raise CorruptFileError(
                 f"Line {number} of {tree.full(path)!r} must have {' or '.join(map(str, columns))} words, got"
                 f" {line[:100]!r}.",
                 path=tree.full(path),
             )
         rows.append(words)
     if not rows:
-        raise DamagedError(path=tree.full(path), cause="has no line")
+        raise CorruptFileError(path=tree.full(path), cause="has no line")
     return rows
 
 
@@ -56,15 +56,15 @@ def _check_names(tree: Tree, path: str, names: Iterable[str]) -> None:
     """Refuse a list that names an image twice, which could have two classes or be in two splits, or one elsewhere."""
     for name, count in Counter(names).items():
         if count > 1:
-            raise DamagedError(path=tree.full(path), cause=f"must name each image once, got {name!r} {count} times")
+            raise CorruptFileError(path=tree.full(path), cause=f"must name each image once, got {name!r} {count} times")
         if "/" in name or "\\" in name:
-            raise DamagedError(path=tree.full(path), cause=f"must name images without folders, got {name!r}")
+            raise CorruptFileError(path=tree.full(path), cause=f"must name images without folders, got {name!r}")
 
 
 def _check_listed(tree: Tree, path: str, names: Iterable[str], of: dict[str, str]) -> None:
     """Refuse images that a list has no class of."""
     if missing := [name for name in names if name not in of]:
-        raise DamagedError(path=tree.full(path), cause=f"has no label of {missing[0]}")
+        raise CorruptFileError(path=tree.full(path), cause=f"has no label of {missing[0]}")
 
 
 class TinyImageNet(Layout):
@@ -81,7 +81,7 @@ class TinyImageNet(Layout):
         training = [(file, name) for name in classes for file in tree.images(f"train/{name}")]
         rows = _rows(tree, self._list, 6, 2)  # with the box of the object, or without
         if strange := sorted({row[1] for row in rows} - set(classes)):
-            raise DamagedError(
+            raise CorruptFileError(
                 path=tree.full(self._list), cause=f"has a class that is not in train: {', '.join(strange[:3])}"
             )
         _check_names(tree, self._list, (row[0] for row in rows))
@@ -119,13 +119,15 @@ class ImageNetValidation(Layout):
             what = (
                 f"a number below {_IMAGENET_CLASSES:,}" if listed == self._numbers else "a WordNet id such as n01440764"
             )
-            raise DamagedError(path=tree.full(str(listed)), cause=f"must have {what} for each image, got {strange!r}")
+            raise CorruptFileError(
+                path=tree.full(str(listed)), cause=f"must have {what} for each image, got {strange!r}"
+            )
         _check_names(tree, str(listed), (name for name, _ in found))
         of = dict(found)
         _check_listed(tree, str(listed), names, of)
         kinds = sorted({of[name] for name in names})
         if len(kinds) > _IMAGENET_CLASSES:
-            raise DamagedError(
+            raise CorruptFileError(
                 path=tree.full(str(listed)), cause=f"must have {_IMAGENET_CLASSES:,} classes, got {len(kinds):,}"
             )
         how = ""
@@ -143,12 +145,12 @@ class ImageNetValidation(Layout):
         try:
             rows = list(csv.reader(io.StringIO(tree.text(self._solution), newline=""), strict=True))[1:]
         except csv.Error as error:
-            raise DamagedError(path=tree.full(self._solution), cause=f"cannot be read as CSV ({error})") from None
+            raise CorruptFileError(path=tree.full(self._solution), cause=f"cannot be read as CSV ({error})") from None
         pairs = []
         for row in filter(any, rows):
             words = row[1].split() if len(row) == 2 else []
             if not words or len(words) % 5 or len(set(words[::5])) > 1:
-                raise DamagedError(
+                raise CorruptFileError(
                     path=tree.full(self._solution),
                     cause=f"must have an image, and boxes of one class, in each line, got {','.join(row)[:100]!r}",
                 )
@@ -160,7 +162,7 @@ class ImageNetValidation(Layout):
         or less, all after it would have the class of another."""
         lines = tree.text(self._ids).removesuffix("\n").split("\n")
         if len(lines) != _IMAGENET_IMAGES:
-            raise DamagedError(
+            raise CorruptFileError(
                 path=tree.full(self._ids), cause=f"must have {_IMAGENET_IMAGES:,} lines, got {len(lines):,}"
             )
         numbered = [(name, re.fullmatch(r"ILSVRC2012_val_(\d{8})\.\w+", name, re.ASCII)) for name in names]
@@ -201,14 +203,14 @@ class OxfordPets(Layout):
                 breed = re.sub(r"_\d+$", "", name)
                 # Each line says it twice: by the name, and by a number.
                 if numbers.setdefault(breed, number) != number:
-                    raise DamagedError(
+                    raise CorruptFileError(
                         path=tree.full(self._lists[split]),
                         cause=f"must have one class number for each breed, got {numbers[breed]} and {number} for"
                         f" {breed}",
                     )
                 files.setdefault(split, []).append((tree.image(f"images/{name}.jpg"), breed))
         if len(set(numbers.values())) < len(numbers):
-            raise DamagedError(path=tree.full("annotations"), cause="must have another class number for each breed")
+            raise CorruptFileError(path=tree.full("annotations"), cause="must have another class number for each breed")
         return _dataset(tree, files, "Oxford Pets")
 
 
@@ -230,7 +232,7 @@ class OxfordFlowers(Layout):
         for split, key in self._splits:
             chosen = ids[key]
             if max(chosen) > len(labels):
-                raise DamagedError(
+                raise CorruptFileError(
                     path=tree.full("setid.mat"), cause=f"must number images from 1 to {len(labels):,} in {key}"
                 )
             files[split] = [(tree.image(f"jpg/image_{one:05d}.jpg"), str(labels[one - 1])) for one in chosen]
@@ -241,10 +243,10 @@ class OxfordFlowers(Layout):
 
         found: Any = read_matlab(tree.read(path), tree.full(path)).get(key)
         if found is None or not len(found):
-            raise DamagedError(path=tree.full(path), cause=f"must have numbers called {key}")
+            raise CorruptFileError(path=tree.full(path), cause=f"must have numbers called {key}")
         numbers = found.tolist()
         if any(not number >= 1 or number % 1 for number in numbers):  # NaN is not, and infinity has a NaN as its rest
-            raise DamagedError(path=tree.full(path), cause=f"must have whole numbers of at least 1 in {key}")
+            raise CorruptFileError(path=tree.full(path), cause=f"must have whole numbers of at least 1 in {key}")
         return [int(number) for number in numbers]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
-from vitrail.core.errors import DamagedError, UsageError, did_you_mean
+from vitrail.core.errors import CorruptFileError, UsageError, did_you_mean
 from vitrail.core.registry import Registry
 from vitrail.data.image_files import is_file, is_folder, list_images
 from vitrail.data.sources.base import Source
@@ -155,7 +155,7 @@ def _told_in_a_line(data: str | Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        raise DamagedError(path=error.filename or str(data), cause=f"cannot be read ({error.strerror})") from None
+        raise CorruptFileError(path=error.filename or str(data), cause=f"cannot be read ({error.strerror})") from None
 
 
 def describe_sources() -> str:

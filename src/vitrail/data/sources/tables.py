@@ -8,7 +8,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.data.image_files import is_file
 from vitrail.data.sources.base import SPLIT_NAMES, Source
 
@@ -39,11 +39,11 @@ class CsvFile(Source):
         for split, file, label in _read_lines(path, text):
             files.setdefault(split, []).append((str(path.parent / file), label))
         if "all" in files and len(files) > 1:
-            raise DamagedError(path=path, cause="must name a split in every line or in none")
+            raise CorruptFileError(path=path, cause="must name a split in every line or in none")
         every = [label for pairs in files.values() for _, label in pairs]
         labels = {one for label in every for one in ((label,) if isinstance(label, str) else label)}
         if not labels:
-            raise DamagedError(path=path, cause="has no label in any line")
+            raise CorruptFileError(path=path, cause="has no label in any line")
         dataset = Dataset.from_files(str(path), files, labels, root=str(path.parent))
         if not dataset.several:
             return dataclasses.replace(dataset, notes=notes)
@@ -55,7 +55,7 @@ class CsvFile(Source):
 def _check_cells(path: Path, header: list[str], rows: list[tuple[int, list[str]]]) -> None:
     """Refuse lines that end too early, and splits under another name, which would be lost."""
     if short := next((line for line in rows if len(line[1]) < len(header)), None):
-        raise DamagedError(
+        raise CorruptFileError(
             f"Line {short[0]} of {str(path)!r} must have {len(header)} cells, as its header does, got"
             f" {','.join(short[1])!r}.",
             path=path,
@@ -77,7 +77,7 @@ def _decode(path: Path) -> tuple[str, tuple[str, ...]]:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise DamagedError(
+        raise CorruptFileError(
             path=path,
             cause=f"must be text in UTF-8, UTF-16 or CP949, got other bytes in line {line}",
             advice='Save it as "CSV UTF-8".',
@@ -108,7 +108,7 @@ def _read_lines(path: Path, text: str) -> list[tuple[str, str, str | tuple[str, 
     try:
         rows = [(number, row) for number, row in enumerate(csv.reader(io.StringIO(text, newline=""), strict=True), 1)]
     except csv.Error as error:
-        raise DamagedError(path=path, cause=f"cannot be read as CSV ({error})") from None
+        raise CorruptFileError(path=path, cause=f"cannot be read as CSV ({error})") from None
     rows = [(number, row) for number, row in rows if any(row)]
     columns = {"file": 0, "label": 1, "split": 2}
     header = [cell.strip().lower() for cell in rows[0][1]] if rows else []
@@ -136,25 +136,25 @@ def _read_lines(path: Path, text: str) -> list[tuple[str, str, str | tuple[str, 
     labelled: dict[str, str | tuple[str, ...]] = {}
     for number, row in rows:
         if any(row[width:]):
-            raise DamagedError(
+            raise CorruptFileError(
                 f"Line {number} of {str(path)!r} must have at most {width} cells, got {','.join(row)!r}.", path=path
             )
         cells = {name: row[place].strip() if place < len(row) else "" for name, place in columns.items()}
         if not cells["file"] or (not cells["label"] and not several):
-            raise DamagedError(
+            raise CorruptFileError(
                 f"Line {number} of {str(path)!r} must be file,label with a comma, got {','.join(row)!r}.",
                 path=path,
             )
         split = SPLIT_NAMES.get(cells["split"].lower()) if cells["split"] else "all"
         if split is None:
-            raise DamagedError(
+            raise CorruptFileError(
                 f"Line {number} of {str(path)!r} must have the split train, val or test, got {cells['split']!r}.",
                 path=path,
             )
         labels = tuple(sorted(set(filter(None, map(str.strip, cells["label"].split(";"))))))
         label = labels if several else cells["label"]
         if labelled.setdefault(cells["file"], label) != label:
-            raise DamagedError(
+            raise CorruptFileError(
                 f"Line {number} of {str(path)!r} must label {cells['file']!r} as an earlier line does, got"
                 f" {cells['label']!r}.",
                 path=path,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from vitrail.core.errors import DamagedError
+from vitrail.core.errors import CorruptFileError
 from vitrail.data.image_files import SUFFIXES, is_folder, list_images, subfolders
 from vitrail.data.sources.base import Source
 
@@ -66,11 +66,11 @@ class Tree(ABC):
     def text(self, path: str) -> str:
         """A small file of text."""
         if self.size(path) > _MOST:
-            raise DamagedError(path=self.full(path), cause=f"must have at most {_MOST:,} bytes")
+            raise CorruptFileError(path=self.full(path), cause=f"must have at most {_MOST:,} bytes")
         try:
             return self.read(path).decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise DamagedError(path=self.full(path), cause="must be text in UTF-8") from None
+            raise CorruptFileError(path=self.full(path), cause="must be text in UTF-8") from None
 
 
 class Folder(Tree):

@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 
 from vitrail.core import array_files
-from vitrail.core.errors import DamagedError, UsageError
+from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import atomic_file, writable
 from vitrail.data.dataset import Dataset, Split
 from vitrail.evaluation.paired import Paired
@@ -93,7 +93,7 @@ class SavedPredictions:
         arrays = array_files.read_arrays(path)
         names = ("images", "truth", "answers", "scores", "own", "labels", "data", "split")
         if missing := [name for name in names if name not in arrays]:
-            raise DamagedError(path=path, cause=f"has no answers: {', '.join(missing)} are missing")
+            raise CorruptFileError(path=path, cause=f"has no answers: {', '.join(missing)} are missing")
         return cls(
             data=str(arrays["data"]),
             split=str(arrays["split"]),

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from vitrail.bundles.bundle import Bundle
 from vitrail.bundles.metadata import OVERFLOWS
-from vitrail.core.errors import DamagedError, UsageError, VitrailError
+from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.core.message_files import Messages
 from vitrail.core.settings import Pair
 from vitrail.core.terminal import Meter
@@ -125,7 +125,7 @@ def examine(
         for number, image in enumerate(context.images[:observed]):
             activations = look(bundle.model, image[None], inside=opened if number < len(images) else ())
             if not activations.logits.isfinite().all():
-                raise DamagedError(OVERFLOWS)
+                raise CorruptFileError(OVERFLOWS)
             for panel in present:
                 meter(number)
                 if panel.sees_others or number < len(images):

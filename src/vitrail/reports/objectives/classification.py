@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.core.errors import DamagedError
+from vitrail.core.errors import CorruptFileError
 from vitrail.core.html import Html, escape
 from vitrail.core.intervals import wilson
 from vitrail.core.message_files import load_messages
@@ -161,7 +161,7 @@ def _mistakes(answers: Answers, split: Split, names: tuple[str, ...], preprocess
         true, given = names[answers.labels[place]], names[said[place]]
         try:
             shown_image = image(preprocess.crop(split.images[index]), f"an image of {true}")
-        except DamagedError:  # it was readable when it was evaluated
+        except CorruptFileError:  # it was readable when it was evaluated
             continue
         called = word("was-called", label=given)
         caption = (

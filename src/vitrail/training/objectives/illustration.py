@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vitrail.core.errors import DamagedError
+from vitrail.core.errors import CorruptFileError
 from vitrail.data.dataset import Split
 from vitrail.data.preprocess import Preprocess
 from vitrail.training.objectives.base import Objective
@@ -25,7 +25,7 @@ def illustrate(objective: Objective, preprocess: Preprocess, split: Split) -> Il
     """The objective's illustration of some images of a split; None if it has none."""
     crops = []
     for index in range(0, len(split), max(len(split) // max(objective.illustrated, 1), 1))[: objective.illustrated]:
-        with contextlib.suppress(DamagedError):
+        with contextlib.suppress(CorruptFileError):
             crops.append(preprocess.crop(split.images[index]))
     if not crops:
         return None
