@@ -25,7 +25,7 @@ from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.faces.align import BY_LANDMARKS, TEMPLATE, UNALIGNED, align
 from vitrail.faces.embed import Aligner, Embedder
 from vitrail.faces.gallery import Gallery, _digest
-from vitrail.faces.operations import identify
+from vitrail.faces.recognition import identify
 
 HEADLESS = FIXTURES / "bundle-without-head"
 

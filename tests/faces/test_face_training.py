@@ -15,9 +15,9 @@ from vitrail.faces import face_training
 from vitrail.faces.align import SIDE, TEMPLATE, align, read_landmarks, similarity
 from vitrail.faces.embed import Aligner
 from vitrail.faces.face_training import train_faces
-from vitrail.faces.operations import evaluate
 from vitrail.faces.people import split_people
 from vitrail.faces.probe import mean_embeddings, set_embedding, whiten_within
+from vitrail.faces.recognition import evaluate
 from vitrail.inference.registry import ENGINES
 from vitrail.models.surgery import surgery_of
 from vitrail.models.zoo import find

@@ -150,13 +150,13 @@ def evaluate(
     if output is not None:
         check_output(Path(output), force=force)
     check_folder(bundle)
-    from vitrail.faces.operations import evaluate as judge
+    from vitrail.faces.recognition import evaluate as judge
 
     _say_training(bundle, landmarks, data, without)
     paths = {"pairs": pairs, "groups": groups, "without": without, "landmarks": landmarks}
     found = judge(str(bundle), str(data), split=split, seed=seed, device=device, **_as_paths(paths))
     if output is not None:
-        from vitrail.faces.page import write_page
+        from vitrail.faces.evaluation_page import write_page
 
         write_page(found, Path(output), shows_images=show_images, command=command, force=force)
     return Report(found.report)
@@ -187,7 +187,7 @@ def enroll(
         raise UsageError(f"NAME must be who the images show, got the file {name!r}. Say BUNDLE GALLERY NAME IMAGES.")
     files = find_images(_as_words(images))
     check_folder(bundle)
-    from vitrail.faces.operations import enroll as run
+    from vitrail.faces.recognition import enroll as run
 
     _say_training(bundle, landmarks)
     paths = _as_paths({"landmarks": landmarks})
@@ -233,7 +233,7 @@ def verify(
     (True, None)
     """
     check_folder(bundle)
-    from vitrail.faces.operations import verify as run
+    from vitrail.faces.recognition import verify as run
 
     _say_training(bundle, landmarks)
     paths = _as_paths({"gallery": gallery, "landmarks": landmarks})
@@ -269,7 +269,7 @@ def identify(
     check_integer("top_k", top_k, low=1, high=1_000_000)
     files = find_images(_as_words(images))
     check_folder(bundle)
-    from vitrail.faces.operations import identify as run
+    from vitrail.faces.recognition import identify as run
 
     rows = Rows()
     rows.total = len(files)
@@ -311,7 +311,7 @@ def calibrate(
     """
     check_folder(bundle)
     from vitrail.faces.gallery import TASKS
-    from vitrail.faces.operations import calibrate as run
+    from vitrail.faces.recognition import calibrate as run
 
     tasks = TASKS if task == "both" else (task,)
     _say_training(bundle, landmarks, data, without)

@@ -54,7 +54,7 @@ def plain_name(name: str) -> str:
     return name
 
 
-class Match(NamedTuple):
+class Candidate(NamedTuple):
     """A person of the gallery, and how alike an image is."""
 
     name: str
@@ -72,11 +72,11 @@ class Index(NamedTuple):
         """The score of every image with every person (N, P)."""
         return vectors_ND @ self.templates_PD.T
 
-    def search(self, vector_D: np.ndarray, count: int = 5) -> list[Match]:
+    def search(self, vector_D: np.ndarray, count: int = 5) -> list[Candidate]:
         """The most alike people, best first: exact, by one matrix product."""
         scores = self.templates_PD @ vector_D
         some = np.argpartition(-scores, min(count, len(scores)) - 1)[:count] if len(scores) else np.empty(0, np.int64)
-        return [Match(self.names[at], float(scores[at])) for at in some[np.argsort(-scores[some], kind="stable")]]
+        return [Candidate(self.names[at], float(scores[at])) for at in some[np.argsort(-scores[some], kind="stable")]]
 
 
 class Gallery:

@@ -173,11 +173,11 @@ def test_cifar_in_each_published_form(tmp_path, form, packing):
 
 
 def hostile(path: Path):
-    class Evil:
+    class CommandPickle:
         def __reduce__(self):
             return os.system, (f"touch {path}",)
 
-    return Evil()
+    return CommandPickle()
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_help_and_error_are_made_of_the_descriptions(call):
     )
 
 
-class Stripes(Source):
+class StripesInMemory(Source):
     """`stripes:5` is five images in two classes."""
 
     description = "stripes:N"
@@ -94,7 +94,9 @@ class Stripes(Source):
 def test_a_new_source_is_one_class_and_one_line(call, monkeypatch):
     with pytest.raises(UsageError, match=r"^Data must be a file or folder that exists, .*, got 'stripes:5'"):
         open_data("stripes:5")
-    monkeypatch.setattr(registry, "SOURCES", Registry("source", {"stripes": f"{__name__}:Stripes", **SOURCES._own}))
+    monkeypatch.setattr(
+        registry, "SOURCES", Registry("source", {"stripes": f"{__name__}:StripesInMemory", **SOURCES._own})
+    )
     assert len(open_data("stripes:5").first) == 5
     with pytest.raises(UsageError, match=r"fashion-mnist, stripes:2\), got 'stripe:5'\. Did you mean 'stripes:2'\?"):
         open_data("stripe:5")

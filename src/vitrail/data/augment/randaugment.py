@@ -18,7 +18,7 @@ from vitrail.data.augment.operations import GREY_OR_COLOUR, Images
 from vitrail.data.preprocess import Preprocess
 
 
-class Context(NamedTuple):
+class OperationContext(NamedTuple):
     """What the arguments of an operation may depend on."""
 
     magnitude: int
@@ -53,7 +53,7 @@ class Operation(NamedTuple):
 
     name: str
     apply: Callable[..., Images]
-    arguments: Callable[[Context], tuple[Any, ...]] = lambda _: ()
+    arguments: Callable[[OperationContext], tuple[Any, ...]] = lambda _: ()
     channels: tuple[int, ...] | None = None
     """Supported numbers of channels; None is any."""
 
@@ -164,7 +164,7 @@ class RandAugment(FillingAugmentation):
     def apply_row(self, row: Operation, images: Images, sign: np.ndarray, stream: Stream) -> Images:
         """Apply one operation to images (B, H, W, C)."""
         height, width = images.shape[1:3]
-        context = Context(self.magnitude, self.fill, height, width, sign, stream)
+        context = OperationContext(self.magnitude, self.fill, height, width, sign, stream)
         return row.apply(images, *row.arguments(context))
 
 

@@ -28,7 +28,7 @@ from vitrail.core.zip_files import open_zip
 from vitrail.data.image_files import is_file
 from vitrail.data.sources.base import SPLIT_NAMES, Source
 from vitrail.data.sources.registry import all_sources
-from vitrail.data.sources.tree import Layout, Tree, is_image
+from vitrail.data.sources.tree import FolderLayout, Tree, is_image
 
 if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset
@@ -277,7 +277,7 @@ class ArchiveFile(Source):
     def _read(self, tree: Archive) -> "Dataset":
         while len(inside := tree.folders()) == 1 and not tree.files() and _is_wrapper(tree, inside[0]):
             tree = tree.below(inside[0])
-        layouts = (source for source in all_sources() if isinstance(source, Layout))
+        layouts = (source for source in all_sources() if isinstance(source, FolderLayout))
         fitting = ((layout, layout.find(tree)) for layout in layouts)
         layout, place = next((layout, place) for layout, place in fitting if place is not None)
         return layout.read(place)

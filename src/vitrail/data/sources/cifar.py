@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vitrail.core.errors import CorruptFileError
 from vitrail.core.memory import refuse_more
-from vitrail.data.sources.tree import Layout, Tree
+from vitrail.data.sources.tree import FolderLayout, Tree
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +54,7 @@ _SETS = (
 )
 
 
-class Cifar(Layout):
+class Cifar(FolderLayout):
     """The files of `cifar-10-batches-py`, `cifar-10-batches-bin`, `cifar-100-python` or `cifar-100-binary`."""
 
     description = "CIFAR-10 or CIFAR-100 as distributed"

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from vitrail.core.errors import UsageError
 from vitrail.data.sources.base import SPLIT_NAMES
-from vitrail.data.sources.tree import Folder, Layout, Tree, is_image
+from vitrail.data.sources.tree import Folder, FolderLayout, Tree, is_image
 
 if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset
 
 
-class ClassFolder(Layout):
+class ClassFolder(FolderLayout):
     """`root/train/<class>/*` with val, validation or test beside it; or `root/<class>/*`."""
 
     description = "a folder of class folders (perhaps in train, val, test)"

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vitrail.core.errors import CorruptFileError, UsageError
-from vitrail.data.sources.tree import Layout, Tree, is_image
+from vitrail.data.sources.tree import FolderLayout, Tree, is_image
 
 if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset
@@ -67,7 +67,7 @@ def _check_listed(tree: Tree, path: str, names: Iterable[str], of: dict[str, str
         raise CorruptFileError(path=tree.full(path), cause=f"has no label of {missing[0]}")
 
 
-class TinyImageNet(Layout):
+class TinyImageNet(FolderLayout):
     """`train/<class>/images/*`, `val/images/*` with `val/val_annotations.txt`; `test` has no labels."""
 
     description = "Tiny-ImageNet"
@@ -92,7 +92,7 @@ class TinyImageNet(Layout):
         return _dataset(tree, {"train": training, "val": validation}, f"Tiny-ImageNet{left}")
 
 
-class ImageNetValidation(Layout):
+class ImageNetValidation(FolderLayout):
     """`ILSVRC2012_val_*.JPEG` in one folder, and a list of their classes in it or beside it: `val.txt` (class numbers),
     `LOC_val_solution.csv` or `imagenet_2012_validation_synset_labels.txt` (WordNet ids)."""
 
@@ -181,7 +181,7 @@ class ImageNetValidation(Layout):
         return next((name for name in known if tree.has(name)), None)
 
 
-class OxfordPets(Layout):
+class OxfordPets(FolderLayout):
     """`images/*.jpg` and `annotations/trainval.txt`, `annotations/test.txt`; breeds are in the names of images."""
 
     description = "Oxford Pets"
@@ -214,7 +214,7 @@ class OxfordPets(Layout):
         return _dataset(tree, files, "Oxford Pets")
 
 
-class OxfordFlowers(Layout):
+class OxfordFlowers(FolderLayout):
     """`jpg/image_*.jpg` with `imagelabels.mat` and `setid.mat`; classes are numbers from 1."""
 
     description = "Oxford Flowers"

@@ -22,7 +22,7 @@ SOURCES: Registry[type[Source]] = Registry(
         "fashion-mnist": "vitrail.data.sources.built_in:FashionMnist",
         "fashion-40": "vitrail.data.sources.built_in:Fashion40",
         "digits": "vitrail.data.sources.built_in:Digits",
-        "csv": "vitrail.data.sources.tables:CsvFile",
+        "csv": "vitrail.data.sources.csv_file:CsvFile",
         "npz": "vitrail.data.sources.npz:NpzFile",
         "idx": "vitrail.data.sources.idx:IdxFolder",
         "archive": "vitrail.data.sources.archives:ArchiveFile",

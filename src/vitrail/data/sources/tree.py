@@ -110,7 +110,7 @@ class Folder(Tree):
         return str(self.root / path)
 
 
-class Layout(Source):
+class FolderLayout(Source):
     """A data set in a folder, which may be on disk or in an archive."""
 
     is_distributed: ClassVar[bool] = True

@@ -13,7 +13,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.thumbnail import thumbnail
 from vitrail.evaluation.verification import BINS, DRAWS, Curve
 from vitrail.faces.embed import Face
-from vitrail.faces.operations import Evaluated
+from vitrail.faces.recognition import FaceEvaluation
 from vitrail.reports.messages import bilingual_page, speak_from
 from vitrail.reports.page import Line, Range, chart, figure, numbers, ranges, table
 
@@ -24,7 +24,7 @@ _POINTS = 300  # of a curve
 
 
 def write_page(
-    evaluated: Evaluated, output: Path, *, shows_images: bool = False, command: str = "", force: bool = False
+    evaluated: FaceEvaluation, output: Path, *, shows_images: bool = False, command: str = "", force: bool = False
 ) -> None:
     """Write `index.html` and `faces.json` atomically. Images are on it only if that is asked for."""
     report, found = evaluated.report, evaluated.found
@@ -135,7 +135,7 @@ def _groups(rows: Sequence[dict[str, Any]]) -> str:
     return f'<div class="panes">{shown}{table(heads, cells, frozenset(range(1, len(heads))))}</div>'
 
 
-def _worst(evaluated: Evaluated, *, shows_images: bool) -> str:
+def _worst(evaluated: FaceEvaluation, *, shows_images: bool) -> str:
     faces, parts = evaluated.faces, [word("worst-about", "p")]
     show = _thumbnails(faces.images) if shows_images else None
     for kind, block in zip(("genuine", "impostor"), evaluated.found.worst, strict=True):

@@ -60,7 +60,7 @@ def _aligner(landmarks: Path | None, *roots: str) -> Aligner | None:
     return None if landmarks is None else Aligner(landmarks, filter(None, roots))
 
 
-class Evaluated(NamedTuple):
+class FaceEvaluation(NamedTuple):
     """A report, and what its page shows besides."""
 
     report: dict[str, Any]
@@ -80,7 +80,7 @@ def evaluate(
     landmarks: Path | None = None,
     seed: int = 0,
     device: str | None = None,
-) -> Evaluated:
+) -> FaceEvaluation:
     """Judge a bundle on all pairs of the images of DATA, or on those of a file `pairs`; by groups of people, if a file
     says who is in which."""
     faces, listed = open_faces(data, split, without), None
@@ -136,7 +136,7 @@ def evaluate(
         ]
         for kind, block in zip(("genuine", "impostor"), found.worst, strict=True)
     }
-    return Evaluated(report, found, faces)
+    return FaceEvaluation(report, found, faces)
 
 
 def _listed_accuracy(blocks: Blocks, person_of: np.ndarray, folds: np.ndarray) -> dict[str, Any]:
