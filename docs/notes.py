@@ -32,7 +32,7 @@ from vitrail.models.layers import patchify
 from vitrail.models.zoo import find
 from vitrail.reports.colours import heat, reach_colours, sequential, signed
 from vitrail.reports.families import COLOURS
-from vitrail.reports.inspect.panels.walk import class_path, colours_of
+from vitrail.reports.inspect.panels.walk_panel import class_path, colours_of
 
 DOCS = Path(__file__).resolve().parent
 FIGURES = DOCS / "notes"

@@ -12,8 +12,8 @@ from playwright.sync_api import Browser, sync_playwright
 import vitrail
 from vitrail.data.sources.registry import open_data
 from vitrail.reports.explain.page import explain
-from vitrail.reports.inspect.compute import examine
-from vitrail.reports.inspect.page import write_page
+from vitrail.reports.inspect.inspection_page import Inspection
+from vitrail.reports.inspect.panel_results import compute_panels
 
 SHOTS = Path(__file__).parent / "inspect"
 WALK = Path(__file__).parent / "explain" / "walk.png"
@@ -23,7 +23,7 @@ SHOWN = {"ankle boot": 15, "sandal": 4, "coat": 7, "bag": 20}
 
 def main() -> None:
     clothes = open_data("fashion-40").splits["test"]
-    found = examine(
+    results = compute_panels(
         vitrail.load("fashion"),
         [clothes.images[index] for index in SHOWN.values()],
         names=list(SHOWN),
@@ -34,7 +34,7 @@ def main() -> None:
     SHOTS.mkdir(exist_ok=True)
     digits = open_data("digits").splits["test"].images
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        write_page(found, Path(folder) / "page")
+        Inspection(results).save(Path(folder) / "page")
         run, grown = Path(folder) / "run", Path(folder) / "grown"
         vitrail.train("digits", "ViT-Pico/2", steps=STEPS, snapshots=SNAPSHOTS, output=run, quiet=True)
         vitrail.inspect(run, digits[:16], output=grown)

@@ -19,7 +19,7 @@ from vitrail.training import memory_estimate
 # The limit counts address space: what importing torch maps is not part of it.
 LIMITED = """
 import resource, sys
-import vitrail.training.run, vitrail.reports.inspect.compute
+import vitrail.training.run, vitrail.reports.inspect.panel_results
 from vitrail.cli import main
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + int(float(sys.argv[1]))

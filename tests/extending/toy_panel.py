@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitrail.core.message_files import Messages
 from vitrail.models.activations import Activations
-from vitrail.reports.inspect.panel import Context, Figure, Panel
+from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel
 from vitrail.reports.page import Line, chart, figure
 
 
@@ -20,7 +20,7 @@ class Brightness(Panel):
         "colour": {"en": "Images of family {family} are coloured.", "ko": "{family} 계열의 이미지에는 색이 있습니다."},
     }
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self.greys: list[float] = []
 

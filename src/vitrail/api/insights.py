@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vitrail.bundles.bundle import Bundle
     from vitrail.data.preprocess import ImageLike
     from vitrail.data.sources.registry import AnyData
-    from vitrail.reports.inspect.page import Inspection
+    from vitrail.reports.inspect.inspection_page import Inspection
 
 _MORE = 64  # images of `data` that an inspection takes
 
@@ -119,12 +119,12 @@ def inspect(
                 raise UsageError(f"Patch must be a row and a column, got {patch!r}.")
     from vitrail.analysis.inspected_model import open_subject
     from vitrail.data.sources.registry import some_images
-    from vitrail.reports.inspect.compute import examine
-    from vitrail.reports.inspect.page import Inspection
+    from vitrail.reports.inspect.inspection_page import Inspection
+    from vitrail.reports.inspect.panel_results import compute_panels
 
     subject = open_subject(bundle, device=device)
     other = None if against is None else open_subject(against, device=device)
-    examination = examine(
+    examination = compute_panels(
         subject.bundle,
         shown,
         name=subject.name,

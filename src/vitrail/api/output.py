@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vitrail.api.training_commands import Diagnosis
     from vitrail.bundles.metadata import Parts
     from vitrail.evaluation.compare_runs import SideBySide
-    from vitrail.reports.inspect.page import Inspection
+    from vitrail.reports.inspect.inspection_page import Inspection
     from vitrail.training.run import Result
 
 
@@ -162,13 +162,13 @@ def show_runs(found: "SideBySide", given: Given) -> None:
 
 def show_inspection(found: "Inspection", given: Given) -> None:
     """The page of an inspection, or its numbers."""
-    from vitrail.reports.inspect.page import LIMIT
+    from vitrail.reports.inspect.inspection_page import LIMIT
 
     output = given.values["output"]
     if (size := (output / "index.html").stat().st_size) > LIMIT and not given.values.get("full"):
         say(f"note: the page has {size / 1e6:.1f} MB; fewer images or layers would make it smaller")
     say_notes(found.notes)
-    if not found.found.is_trained:
+    if not found.results.is_trained:
         say("note: nothing says that this model was trained; maps of random weights mean nothing")
     return print_json(found.numbers) if given.json else _print_page(output)
 

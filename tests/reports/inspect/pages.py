@@ -4,7 +4,7 @@ import base64
 
 import numpy as np
 
-from vitrail.reports.inspect.page import Inspection
+from vitrail.reports.inspect.inspection_page import Inspection
 
 
 def write_page(found, output, *, full=False, force=False):

@@ -17,8 +17,8 @@ from vitrail.core.errors import VitrailError
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
-from vitrail.reports.inspect.compute import examine
-from vitrail.reports.inspect.panel import Context, Panel
+from vitrail.reports.inspect.panel import InspectionContext, Panel
+from vitrail.reports.inspect.panel_results import compute_panels
 from vitrail.reports.inspect.registry import PANELS
 
 CLOTHES = list(open_data("fashion-40").splits["test"].images[:3])
@@ -51,7 +51,7 @@ def test_our_panels_are_listed_without_importing_them():
 
 def test_a_panel_may_leave_everything_out():
     """Whatever a class does not answer is empty: nothing is observed, written or shown."""
-    panel = Panel("nothing", Context(vitrail.load("fashion"), "fashion", CLOTHES, ["a", "b", "c"]))
+    panel = Panel("nothing", InspectionContext(vitrail.load("fashion"), "fashion", CLOTHES, ["a", "b", "c"]))
     panel.finish()
     assert not any([panel.numbers(), panel.layer_numbers(0), panel.image_numbers(0), panel.arrays(), panel.data()])
     assert not any([*panel.figures(), *panel.smaller(), *panel.absences(), panel.html({}), panel.least_bytes()])
@@ -59,7 +59,7 @@ def test_a_panel_may_leave_everything_out():
 
 def test_a_panel_that_does_not_apply_says_why(toys, tmp_path):
     pixels = np.zeros((28, 28, 3), np.uint8)
-    document = write_page(examine(fresh("ViT-Nano/7", channels=3), [pixels]), tmp_path / "out")
+    document = write_page(compute_panels(fresh("ViT-Nano/7", channels=3), [pixels]), tmp_path / "out")
     assert document["brightness"] == []
     assert {"panel": "brightness", "reason": "Images of family vit are coloured."} in document["absent"]
     text = (tmp_path / "out" / "index.html").read_text()
@@ -72,7 +72,7 @@ def test_a_panel_brings_its_script_and_its_data(toys, monkeypatch, tmp_path):
     monkeypatch.setattr(toys, "script", "document.title = data.title;", raising=False)
     monkeypatch.setattr(toys, "data", lambda self: {"title": "<b>"}, raising=False)
     monkeypatch.setitem(toys.words, "grey", {"en": "only English"})
-    write_page(examine(vitrail.load("fashion"), CLOTHES[:1], layers=[0], heads=[0]), tmp_path / "out")
+    write_page(compute_panels(vitrail.load("fashion"), CLOTHES[:1], layers=[0], heads=[0]), tmp_path / "out")
     text = (tmp_path / "out" / "index.html").read_text()
     assert '((data) => {\ndocument.title = data.title;})(pageData["brightness"]);' in text
     assert '"brightness":{"title":"\\u003cb>"}' in text
@@ -82,7 +82,7 @@ def test_a_panel_brings_its_script_and_its_data(toys, monkeypatch, tmp_path):
 def test_a_panel_may_not_write_over_another(toys, monkeypatch):
     monkeypatch.setattr(toys, "numbers", lambda self: {"filters": 1})
     with pytest.raises(VitrailError, match="must be its own, got 'filters' from two panels"):
-        examine(vitrail.load("fashion"), CLOTHES[:1]).to_json()
+        compute_panels(vitrail.load("fashion"), CLOTHES[:1]).to_json()
 
 
 def test_a_panel_of_another_package_that_cannot_be_imported_is_absent(toys, monkeypatch, call, tmp_path):
@@ -104,12 +104,12 @@ def test_a_panel_of_another_package_that_cannot_be_imported_is_absent(toys, monk
 def test_a_panel_of_ours_that_cannot_be_imported_is_an_error(monkeypatch):
     monkeypatch.setitem(PANELS._own, "maps", "nowhere:Maps")
     with pytest.raises(ImportError, match="nowhere"):
-        examine(vitrail.load("fashion"), CLOTHES[:1])
+        compute_panels(vitrail.load("fashion"), CLOTHES[:1])
 
 
 @pytest.mark.parametrize("name", ["ViT-Nano/7", "ResNet-Nano"])
 def test_a_model_without_a_head_has_its_page(name, tmp_path):
-    found = examine(fresh(name, classes=0, channels=1), CLOTHES, evidence=True)
+    found = compute_panels(fresh(name, classes=0, channels=1), CLOTHES, evidence=True)
     document = write_page(found, tmp_path / "out")
     reasons = {row["panel"]: row["reason"] for row in document["absent"]}
     assert reasons["answers"] == reasons["evidence"] == "This model has no classification head: it returns features."

@@ -1,7 +1,7 @@
 """The interface of panels of `vitrail inspect`.
 
 A panel is one class in one file and one line in `registry.py` (or an entry point `panel.NAME` in another package).
-`examine` creates each panel and passes it every image once; `page` writes the results.
+`compute_panels` creates each panel and passes it every image once; `page` writes the results.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ Figure = np.ndarray | str
 
 
 @dataclasses.dataclass(frozen=True)
-class Context:
+class InspectionContext:
     """The bundle, the images and the options of an inspection. Images are decoded when a panel first needs them."""
 
     bundle: Bundle
@@ -166,7 +166,7 @@ class Panel:
     sees_others: ClassVar[bool] = False
     """Whether `observe` gets all images, not only the shown ones."""
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: InspectionContext) -> None:
         """Refuse impossible options here, before any image is decoded."""
         self.name, self.context = name, context
 

@@ -20,8 +20,8 @@ from vitrail.core.files import atomic_folder, write_json
 from vitrail.core.notebook import in_frame
 from vitrail.core.settings import counted
 from vitrail.data.thumbnail import data_image
-from vitrail.reports.inspect.compute import Examination, join
 from vitrail.reports.inspect.panel import Figure, Panel, rgb
+from vitrail.reports.inspect.panel_results import PanelResults, join
 from vitrail.reports.inspect.shared_messages import SHARED
 from vitrail.reports.messages import LANGUAGE_BUTTON, speak_from
 from vitrail.reports.page import page, stand_alone, table
@@ -37,7 +37,7 @@ word = speak_from(SHARED)
 class Inspection:
     """What `vitrail.inspect` returns: the page, its numbers and its figures. A notebook shows the page."""
 
-    found: Examination
+    results: PanelResults
     full: bool = False
     """Whether the page has everything, however large it becomes."""
     folder: Path | None = None
@@ -48,17 +48,17 @@ class Inspection:
     @functools.cached_property
     def numbers(self) -> dict[str, Any]:
         """All numbers of all panels: the content of `inspect.json`."""
-        return self.found.to_json()
+        return self.results.to_json()
 
     @functools.cached_property
     def figures(self) -> dict[str, Figure]:
         """All figures by name: pixels, uint8 (h, w, 3), or SVG."""
-        return render_figures(self.found)
+        return render_figures(self.results)
 
     @functools.cached_property
     def page(self) -> str:
         """The page: one HTML document that needs no network."""
-        return _fit_page(self.found, self.figures, full=self.full)
+        return _fit_page(self.results, self.figures, full=self.full)
 
     def save(self, output: str | Path, *, force: bool = False) -> "Inspection":
         """Write the folder atomically, and return this with its `folder`."""
@@ -71,27 +71,27 @@ class Inspection:
                 else:
                     Image.fromarray(_enlarge(figure)).save(folder / "figures" / f"{name}.png")
             if self.full:
-                arrays = join(panel.arrays() for panel in self.found.panels.values())
+                arrays = join(panel.arrays() for panel in self.results.panels.values())
                 np.savez_compressed(folder / "arrays.npz", **arrays)
             (folder / "index.html").write_text(text, encoding="utf-8")
             write_json(folder / "inspect.json", document)
         return dataclasses.replace(self, folder=Path(output))
 
     def __repr__(self) -> str:
-        context, count = self.found.context, len(self.found.context.shown)
+        context, count = self.results.context, len(self.results.context.shown)
         where = "" if self.folder is None else f", {self.folder / 'index.html'}"
         return f"Inspection({context.name}, {counted(count, 'image')}{where})"
 
     def _repr_html_(self) -> str:
-        return in_frame(self.page, f"vitrail inspect {self.found.context.name}")
+        return in_frame(self.page, f"vitrail inspect {self.results.context.name}")
 
 
-def render_figures(found: Examination) -> dict[str, Figure]:
+def render_figures(found: PanelResults) -> dict[str, Figure]:
     """All figures of all panels, by file name."""
     return join(dict(panel.figures()) for panel in found.panels.values())
 
 
-def _fit_page(found: Examination, figures: Mapping[str, Figure], *, full: bool) -> str:
+def _fit_page(found: PanelResults, figures: Mapping[str, Figure], *, full: bool) -> str:
     """The page, with panels reduced step by step until it is small enough (or cannot be smaller)."""
     render = functools.cache(lambda panel: panel.html(figures))
     versions = [[panel, *panel.smaller()] for panel in found.panels.values()]
@@ -106,7 +106,7 @@ def _fit_page(found: Examination, figures: Mapping[str, Figure], *, full: bool) 
     return text
 
 
-def make_page(found: Examination, contents: Mapping[Panel, str]) -> str:
+def make_page(found: PanelResults, contents: Mapping[Panel, str]) -> str:
     """The document, from the contents of its sections; a panel without content has no section."""
     context, config = found.context, found.context.model.config
     shown = [panel for panel in contents if contents[panel]]

@@ -12,8 +12,8 @@ import vitrail
 from tests.reports.inspect.pages import write_page
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
-from vitrail.reports.inspect.compute import examine
-from vitrail.reports.inspect.page import make_page, render_figures
+from vitrail.reports.inspect.inspection_page import make_page, render_figures
+from vitrail.reports.inspect.panel_results import compute_panels
 
 EVIL = '<img src=x onerror="document.title=1">'
 CLOTHES = open_data("fashion-40").splits["test"].images
@@ -22,7 +22,7 @@ CLOTHES = open_data("fashion-40").splits["test"].images
 @pytest.fixture(scope="module")
 def found():
     names = ["0.png", "a/" + "long_" * 40 + ".png"]
-    return examine(
+    return compute_panels(
         vitrail.load("fashion"),
         CLOTHES[:2],
         names=names,
@@ -159,7 +159,7 @@ def test_names_stay_text_in_a_browser(opened):
     bundle = vitrail.load("fashion")
     bundle = dataclasses.replace(bundle, labels=[f"{EVIL}{label}" for label in bundle.labels])
     settings = {"name": EVIL, "names": [EVIL, EVIL], "others": CLOTHES[2:20], "against": (EVIL, bundle)}
-    page = opened(examine(bundle, CLOTHES[:2], **settings))
+    page = opened(compute_panels(bundle, CLOTHES[:2], **settings))
     assert EVIL in page.locator("#layers").inner_text()
     assert page.title().startswith("Inside ")
     assert page.locator("img[src=x]").count() == 0
@@ -167,7 +167,7 @@ def test_names_stay_text_in_a_browser(opened):
 
 
 def test_a_small_page_says_what_it_left_out(opened, found, monkeypatch):
-    monkeypatch.setattr("vitrail.reports.inspect.page.LIMIT", 1000)
+    monkeypatch.setattr("vitrail.reports.inspect.inspection_page.LIMIT", 1000)
     page = opened()
     assert page.locator("input[name=way]").first.is_disabled()
     page.locator("#stage").hover(position=point(page, 2, 3))
@@ -180,7 +180,7 @@ def test_head_means_follow_the_pointer_on_a_middling_page(opened, found, monkeyp
     figures, panels = render_figures(found), [[panel, *panel.smaller()] for panel in found.panels.values()]
     contents = {some[min(2, len(some) - 1)]: "" for some in panels}
     contents = {panel: panel.html(figures) for panel in contents}
-    monkeypatch.setattr("vitrail.reports.inspect.page.LIMIT", len(make_page(found, contents).encode()))
+    monkeypatch.setattr("vitrail.reports.inspect.inspection_page.LIMIT", len(make_page(found, contents).encode()))
     page = opened()
     config = found.context.model.config
     assert page.locator(".cell").count() == config.depth * config.heads
@@ -195,7 +195,7 @@ def test_a_model_without_class_token(opened):
     """Nobody looks at a mean; a held patch can be asked both ways."""
     model = redraw(vitrail.create("ViT-Nano/7", classes=10, pool="gap"), std=0.2)
     eye = vitrail.Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
-    page = opened(examine(vitrail.Bundle(model=model, preprocess=eye), CLOTHES[:1]))
+    page = opened(compute_panels(vitrail.Bundle(model=model, preprocess=eye), CLOTHES[:1]))
     assert page.locator("#asked").inner_text().startswith("mean of patches · where it looks")
     page.locator("input[value=to]").check()
     page.wait_for_timeout(100)
@@ -207,7 +207,7 @@ def test_a_model_without_class_token(opened):
 def test_registers_without_class_token_are_called_registers(opened):
     model = redraw(vitrail.create("ViT-Nano/7", classes=10, pool="gap", registers=2), std=0.2)
     eye = vitrail.Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
-    examination = examine(vitrail.Bundle(model=model, preprocess=eye), CLOTHES[:1], inside=range(4))
+    examination = compute_panels(vitrail.Bundle(model=model, preprocess=eye), CLOTHES[:1], inside=range(4))
     page, largest = opened(examination), set()
     for layer in examination.to_json()["pictures"][0]["inside"]:
         page.locator("#inside-layer").select_option(str(layer["layer"]))
@@ -225,7 +225,7 @@ def test_registers_without_class_token_are_called_registers(opened):
 def test_a_family_without_attention_has_a_page(browser, tmp_path):
     model = redraw(vitrail.create("ResNet-Nano", classes=10), std=0.05)
     eye = vitrail.Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
-    write_page(examine(vitrail.Bundle(model=model, preprocess=eye), CLOTHES[:2]), tmp_path / "out")
+    write_page(compute_panels(vitrail.Bundle(model=model, preprocess=eye), CLOTHES[:2]), tmp_path / "out")
     complaints = []
     page = browser.new_page()
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -316,7 +316,7 @@ def test_a_phone_folds_what_is_secondary(opened):
 def test_every_family_has_a_walk_that_follows(browser, name, tmp_path):
     model = redraw(vitrail.create(name, classes=10, channels=1), std=0.1)
     eye = vitrail.Preprocess(resolution=model.config.resolution, mean=(0.5,), std=(0.5,))
-    write_page(examine(vitrail.Bundle(model=model, preprocess=eye), CLOTHES[:1]), tmp_path / "out")
+    write_page(compute_panels(vitrail.Bundle(model=model, preprocess=eye), CLOTHES[:1]), tmp_path / "out")
     complaints = []
     page = browser.new_page(viewport={"width": 390, "height": 800})
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -353,7 +353,7 @@ def test_a_page_lives_inside_of_a_notebook(browser, found, tmp_path):
 def test_masked_scores_are_left_out(browser, tmp_path):
     model = redraw(vitrail.create("ViT-Micro/4", classes=10, channels=1, resolution=28, attention="local"), std=0.1)
     eye = vitrail.Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,), crop_fraction=1.0)
-    found = examine(vitrail.Bundle(model=model, preprocess=eye), CLOTHES[:1], inside=[1])
+    found = compute_panels(vitrail.Bundle(model=model, preprocess=eye), CLOTHES[:1], inside=[1])
     write_page(found, tmp_path / "out")
     page = browser.new_page()
     page.goto((tmp_path / "out" / "index.html").as_uri())

@@ -9,7 +9,7 @@ from vitrail.analysis.receptive_field import Reach, reaches
 from vitrail.core.html import Html
 from vitrail.core.message_files import load_messages
 from vitrail.reports.colours import reach_colours
-from vitrail.reports.inspect.panel import Context, Figure, Panel, wide_image
+from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, wide_image
 from vitrail.reports.page import figure
 
 HELD = (0.2, 0.5, 0.8)
@@ -17,12 +17,12 @@ HELD = (0.2, 0.5, 0.8)
 _IMAGES = 4  # at most, for gradients
 
 
-class ReceptiveField(Panel):
+class ReceptiveFieldPanel(Panel):
     """Gradients of the first, the middle and the last layer."""
 
     words = load_messages(__file__)
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self.reach: dict[int, Reach] = {}
         """Of each probed layer."""

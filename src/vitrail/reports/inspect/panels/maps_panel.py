@@ -12,16 +12,16 @@ from vitrail.core.html import Html
 from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.reports.colours import heat
-from vitrail.reports.inspect.panel import Context, Figure, Panel, rounded
+from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, rounded
 from vitrail.reports.page import figure
 
 
-class Maps(Panel):
+class MapsPanel(Panel):
     """Rollout, the last layer's attention and relevance, each over the image with its entropy."""
 
     words = load_messages(__file__)
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self.maps: dict[int, dict[str, np.ndarray]] = {}
         """Of each shown image, by method, (h, w), non-negative."""

@@ -9,18 +9,18 @@ from torch import Tensor
 from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
-from vitrail.reports.inspect.panel import Context, Figure, Panel, rgb
+from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, rgb
 from vitrail.reports.page import figure, table
 
 _TOP = 5  # classes that are listed
 
 
-class Answers(Panel):
+class PredictionsPanel(Panel):
     """Each shown image with its most probable classes, or with the reason why the model predicts none."""
 
     words = load_messages(__file__)
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self.predictions: dict[int, list[dict[str, Any]]] = {}
 

@@ -18,9 +18,9 @@ from vitrail.core.errors import UsageError
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
-from vitrail.reports.inspect.compute import examine
-from vitrail.reports.inspect.page import make_page, render_figures
-from vitrail.reports.inspect.panels.walk import colours_of, walk
+from vitrail.reports.inspect.inspection_page import make_page, render_figures
+from vitrail.reports.inspect.panel_results import compute_panels
+from vitrail.reports.inspect.panels.walk_panel import colours_of, walk
 from vitrail.reports.inspect.registry import PANELS
 from vitrail.reports.inspect.shared_messages import SHARED
 
@@ -48,7 +48,7 @@ def test_colours_tell_places_apart():
 
 @pytest.fixture(scope="module")
 def found():
-    return examine(vitrail.load("fashion"), some(4), name="fashion", evidence=True, others=some(16)[4:])
+    return compute_panels(vitrail.load("fashion"), some(4), name="fashion", evidence=True, others=some(16)[4:])
 
 
 def test_everything_is_in_the_numbers(found, tmp_path):
@@ -80,7 +80,7 @@ def test_names_stay_text():
     evil = '<img src=x onerror="alert(1)">'
     bundle = vitrail.load("fashion")
     bundle = dataclasses.replace(bundle, labels=[f"{evil}{label}" for label in bundle.labels])
-    text = page_of(examine(bundle, some(1), name=evil, names=[evil]))
+    text = page_of(compute_panels(bundle, some(1), name=evil, names=[evil]))
     assert "<img src=x" not in text
     assert text.count("&lt;img src=x") >= 3  # the bundle, the image, the classes
 
@@ -92,7 +92,7 @@ def test_every_family_has_its_page(name, tmp_path):
     model = redraw(vitrail.create(name, channels=1, classes=10), std=0.05)
     eye = Preprocess(resolution=model.config.resolution, mean=(0.5,), std=(0.5,))
     bundle = vitrail.Bundle(model=model, preprocess=eye)
-    found = examine(bundle, some(4), name=name)
+    found = compute_panels(bundle, some(4), name=name)
     document = write_page(found, tmp_path / "out")
     assert not document["trained"]
     text = (tmp_path / "out" / "index.html").read_text()
@@ -120,7 +120,7 @@ def test_kinds_of_vit_have_their_pages(tmp_path):
         channels = model.config.channels
         eye = Preprocess(resolution=(28, 28), mean=(0.5,) * channels, std=(0.5,) * channels)
         images = [np.random.default_rng(0).integers(0, 256, (28, 28, channels), np.uint8)]
-        found = examine(vitrail.Bundle(model=model, preprocess=eye), images, evidence=True)
+        found = compute_panels(vitrail.Bundle(model=model, preprocess=eye), images, evidence=True)
         document = write_page(found, tmp_path / "out", force=True)
         assert document["layers"][3]["heads"][3]["entropy"] > 0
         assert ("positions" in {row["panel"] for row in document["absent"]}) == (
@@ -132,7 +132,7 @@ def test_kinds_of_vit_have_their_pages(tmp_path):
 def test_a_model_that_predicts_pixels_has_no_answer(tmp_path):
     model = redraw(vitrail.create("iGPT-Micro", causal=True, output="pixels", classes=16), std=0.05)
     eye = Preprocess(resolution=model.config.resolution, mean=(0.5,), std=(0.5,))
-    found = examine(vitrail.Bundle(model=model, preprocess=eye), some(1), evidence=True)
+    found = compute_panels(vitrail.Bundle(model=model, preprocess=eye), some(1), evidence=True)
     document = write_page(found, tmp_path / "out")
     assert document["pictures"][0]["predictions"] == []
     reasons = {row["panel"]: row["reason"] for row in document["absent"]}
@@ -161,7 +161,7 @@ def test_a_page_that_would_be_too_large_keeps_less(found, monkeypatch, tmp_path)
         (sizes[1], "the mean over heads"),
         (1000, "patches cannot be asked"),
     ):
-        monkeypatch.setattr("vitrail.reports.inspect.page.LIMIT", limit)
+        monkeypatch.setattr("vitrail.reports.inspect.inspection_page.LIMIT", limit)
         write_page(found, tmp_path / "out", force=True)
         text = (tmp_path / "out" / "index.html").read_text()
         assert ("--full" in text) == (words_of_it is not None)
@@ -175,7 +175,7 @@ def test_two_bundles_are_compared_layer_by_layer():
     bundle = vitrail.load("fashion")
     model = redraw(vitrail.create("ViT-Micro/4", resolution=28, classes=10, channels=1), std=0.1)
     other = vitrail.Bundle(model=model, preprocess=bundle.preprocess)
-    found = examine(bundle, some(16), against=("tiny", other))
+    found = compute_panels(bundle, some(16), against=("tiny", other))
     comparison = found.panels["layers"].comparison
     assert comparison.table.shape == (bundle.model.config.depth, 6)
     assert comparison.against == "tiny"
@@ -184,34 +184,34 @@ def test_two_bundles_are_compared_layer_by_layer():
 
 def test_a_page_has_so_many_images_and_no_more():
     with pytest.raises(UsageError, match="1 to 32, got 33"):
-        examine(vitrail.load("fashion"), some(33))
+        compute_panels(vitrail.load("fashion"), some(33))
     with pytest.raises(UsageError, match="got 0"):
-        examine(vitrail.load("fashion"), [])
+        compute_panels(vitrail.load("fashion"), [])
     with torch.device("meta"):
         model = vitrail.create("ViT-L/16", resolution=384)
     large = vitrail.Bundle(model=model, preprocess=Preprocess(resolution=(384, 384)))
     with pytest.raises(UsageError, match=r"got 20 .* would need 10 GB"):
-        examine(large, some(20))
+        compute_panels(large, some(20))
 
 
 def test_layers_and_heads_are_chosen(tmp_path):
     bundle = vitrail.load("fashion")
-    found = examine(bundle, some(1), layers=[0, -1], heads=[1])
+    found = compute_panels(bundle, some(1), layers=[0, -1], heads=[1])
     shown = found.panels["attention"].weights[0]
     assert {layer: weights.shape for layer, weights in shown.items()} == {0: (1, 50, 50), 4: (1, 50, 50)}
     assert len(found.to_json()["layers"][2]["heads"]) == 3
-    everything = examine(bundle, some(1))
+    everything = compute_panels(bundle, some(1))
     assert (shown[4][0] == everything.panels["attention"].weights[0][4][1]).all()
     assert '"heads":[1]' in page_of(found)
     with pytest.raises(UsageError, match="Head must be from 0 to 2"):
-        examine(bundle, some(1), heads=[3])
+        compute_panels(bundle, some(1), heads=[3])
     with pytest.raises(UsageError, match="at least one each"):
-        examine(bundle, some(1), layers=[])
+        compute_panels(bundle, some(1), layers=[])
     without = vitrail.Bundle(
         model=vitrail.create("ResNet-Nano"), preprocess=Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
     )
     with pytest.raises(UsageError, match="it has no attention"):
-        examine(without, some(1), layers=[0])
+        compute_panels(without, some(1), layers=[0])
 
 
 def test_a_bundle_that_learned_to_see_does_not_answer(tmp_path):
@@ -220,7 +220,7 @@ def test_a_bundle_that_learned_to_see_does_not_answer(tmp_path):
     torch.nn.init.zeros_(model.head.weight)
     eye = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
     provenance = {"converted_from": "dino", "objective": "features"}
-    found = examine(vitrail.Bundle(model=model, preprocess=eye, provenance=provenance), some(1), evidence=True)
+    found = compute_panels(vitrail.Bundle(model=model, preprocess=eye, provenance=provenance), some(1), evidence=True)
     document = write_page(found, tmp_path / "out")
     assert document["trained"]
     assert document["pictures"][0]["predictions"] == []
@@ -234,14 +234,14 @@ def test_a_bundle_that_learned_to_see_does_not_answer(tmp_path):
 def test_one_patch_has_nothing_to_compare(tmp_path):
     model = redraw(vitrail.create("ViT-Nano/7", classes=10, resolution=7), std=0.05)
     eye = Preprocess(resolution=(7, 7), mean=(0.5,), std=(0.5,))
-    found = examine(vitrail.Bundle(model=model, preprocess=eye), some(1), evidence=True)
+    found = compute_panels(vitrail.Bundle(model=model, preprocess=eye), some(1), evidence=True)
     reasons = {row["panel"]: row["reason"] for row in write_page(found, tmp_path / "out")["absent"]}
     for panel in ("attention", "maps", "distances", "positions", "walk"):
         assert reasons[panel] == "The image is a single patch: there is nothing to compare."
 
 
 def test_a_image_that_is_given_twice_counts_once():
-    found = examine(vitrail.load("fashion"), some(2), others=some(20))
+    found = compute_panels(vitrail.load("fashion"), some(2), others=some(20))
     assert found.panels["layers"].comparison.images == 20
     assert found.to_json()["measured_on"] == 20
 
@@ -251,14 +251,14 @@ def test_only_steps_or_a_source_make_a_model_trained():
     eye = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
     for provenance, trained in (({"data": "none yet"}, False), ({"steps": 2}, True)):
         bundle = vitrail.Bundle(model=model, preprocess=eye, provenance=provenance)
-        assert examine(bundle, some(1)).is_trained == trained
+        assert compute_panels(bundle, some(1)).is_trained == trained
 
 
 def test_observation_leaves_the_model_as_it_was():
     model = redraw(vitrail.create("ViT-Nano/7", classes=10, norm="batch"), std=0.05).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     eye = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
-    examine(vitrail.Bundle(model=model, preprocess=eye), some(2), evidence=True)
+    compute_panels(vitrail.Bundle(model=model, preprocess=eye), some(2), evidence=True)
     assert model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -267,7 +267,7 @@ def test_observation_leaves_the_model_as_it_was():
 def test_half_the_precision_is_enough():
     model = redraw(vitrail.create("ViT-Nano/7", classes=10), std=0.05).to(torch.bfloat16)
     eye = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
-    found = examine(vitrail.Bundle(model=model, preprocess=eye), some(1), evidence=True)
+    found = compute_panels(vitrail.Bundle(model=model, preprocess=eye), some(1), evidence=True)
     assert found.panels["attention"].weights[0][0].dtype == np.float32
     assert found.to_json()["layers"][0]["heads"][0]["attention_distance"] > 0
 
@@ -300,7 +300,7 @@ def test_the_walk_names_the_equations_of_this_model(changes, block, read):
 def test_names_that_are_no_text_are_shown(tmp_path):
     name = os.fsdecode(b"a\xff.png")
     Image.fromarray(CLOTHES[0][..., 0]).save(tmp_path / name)
-    document = write_page(examine(vitrail.load("fashion"), [str(tmp_path / name)]), tmp_path / "out")
+    document = write_page(compute_panels(vitrail.load("fashion"), [str(tmp_path / name)]), tmp_path / "out")
     assert document["pictures"][0]["file"].endswith("a\ufffd.png")
 
 

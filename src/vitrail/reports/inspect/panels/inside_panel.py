@@ -15,7 +15,7 @@ from vitrail.models.activations import Activations, count_all_from
 from vitrail.reports.colours import sequential, signed
 from vitrail.reports.equations import typeset
 from vitrail.reports.inspect.packing import pack, rounded_to
-from vitrail.reports.inspect.panel import Context, Figure, Panel
+from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel
 from vitrail.reports.inspect.shared_messages import SHARED
 from vitrail.reports.messages import LANGUAGES
 
@@ -73,13 +73,13 @@ class Inner(NamedTuple):
         )
 
 
-class Inside(Panel):
+class InsideLayerPanel(Panel):
     """Each step of some layers, for the patch in hand and a chosen head."""
 
     words = load_messages(__file__)
     script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         config = context.model.config
         if context.inside is not None and not context.model.opens_blocks:

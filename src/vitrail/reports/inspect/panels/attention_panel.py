@@ -16,7 +16,7 @@ from vitrail.models.activations import Activations, count_all_from
 from vitrail.models.base import Layout
 from vitrail.reports.attention_figure import attention_figure
 from vitrail.reports.colours import sequential
-from vitrail.reports.inspect.panel import Context, Figure, Panel, rgb
+from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, rgb
 from vitrail.reports.inspect.shared_messages import SHARED
 from vitrail.reports.messages import LANGUAGES
 
@@ -32,13 +32,13 @@ tokens which the head reads."""
 _SMALLER: tuple[tuple[Detail, int], ...] = (("heads", 63), ("means", 127), ("reads", 127))
 
 
-class Attention(Panel):
+class AttentionPanel(Panel):
     """Maps of the shown layers and heads beside the image; its script overlays the selected one."""
 
     words = load_messages(__file__)
     script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self.detail: Detail = "heads"
         self.levels = 127

@@ -21,10 +21,10 @@ from vitrail.lab.exact import redraw
 from vitrail.models.layers import TokenBatchNorm
 from vitrail.models.walkthrough import walkthrough_of
 from vitrail.reports.equations import symbols, typeset
-from vitrail.reports.inspect.compute import examine
 from vitrail.reports.inspect.packing import pack
 from vitrail.reports.inspect.panel import place_in
-from vitrail.reports.inspect.panels.walk import class_path, walk
+from vitrail.reports.inspect.panel_results import compute_panels
+from vitrail.reports.inspect.panels.walk_panel import class_path, walk
 from vitrail.reports.inspect.shared_messages import SYMBOLS
 
 CLOTHES = open_data("fashion-40").splits["test"].images
@@ -237,7 +237,7 @@ def test_the_inside_of_a_layer_is_that_of_the_model(name, changes):
     height, width = model.config.resolution
     eye = vitrail.Preprocess(resolution=(height, width), mean=(0.5,), std=(0.5,), crop_fraction=1.0)
     bundle = vitrail.Bundle(model=model, preprocess=eye)
-    found = examine(bundle, CLOTHES[:1], inside=[1], patch=(1, 0))
+    found = compute_panels(bundle, CLOTHES[:1], inside=[1], patch=(1, 0))
     (inside,) = found.to_json()["pictures"][0]["inside"]
     seen = vitrail.look(model, eye([CLOTHES[0]]), inside=[1])
     token = model.config.prefix + model.config.grid[1]
@@ -281,8 +281,8 @@ def test_only_the_layers_that_are_asked_for_are_opened(monkeypatch):
         opened.append(set(settings["inside"]))
         return original(model, images, **settings)
 
-    monkeypatch.setattr("vitrail.reports.inspect.compute.look", watched)
-    examine(vitrail.load("fashion"), CLOTHES[:2], others=CLOTHES[2:4], inside=[0, -1])
+    monkeypatch.setattr("vitrail.reports.inspect.panel_results.look", watched)
+    compute_panels(vitrail.load("fashion"), CLOTHES[:2], others=CLOTHES[2:4], inside=[0, -1])
     assert opened == [{0, 4}, {0, 4}, set(), set()]
 
 

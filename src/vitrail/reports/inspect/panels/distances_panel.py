@@ -10,17 +10,17 @@ from vitrail.analysis.heads import Heads, measure_heads
 from vitrail.core.message_files import load_messages
 from vitrail.evaluation.metrics import mean_interval
 from vitrail.models.activations import Activations
-from vitrail.reports.inspect.panel import Context, Figure, Panel, interval
+from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, interval
 from vitrail.reports.page import Line, chart, figure, table
 
 
-class Distances(Panel):
+class DistancesPanel(Panel):
     """Distance, entropy and attention to [CLS] and registers of every head, over all images."""
 
     words = load_messages(__file__)
     sees_others = True
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self._measured: dict[int, list[Heads]] = {}
         self.heads: dict[int, Heads] = {}

@@ -14,7 +14,7 @@ from vitrail.core.terminal import Meter
 from vitrail.data.preprocess import ImageLike
 from vitrail.models.activations import look
 from vitrail.models.device import evaluating
-from vitrail.reports.inspect.panel import Context, Panel
+from vitrail.reports.inspect.panel import InspectionContext, Panel
 from vitrail.reports.inspect.registry import PANELS
 
 MOST = 32
@@ -22,10 +22,10 @@ MOST = 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Examination:
+class PanelResults:
     """The result of inspecting a bundle on some images."""
 
-    context: Context
+    context: InspectionContext
     panels: Mapping[str, Panel]
     """By name, in the order of the page; absent ones are empty and give the reason."""
     measured_on: int
@@ -71,7 +71,7 @@ def join(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return joined
 
 
-def examine(
+def compute_panels(
     bundle: Bundle,
     images: Sequence[ImageLike],
     *,
@@ -86,7 +86,7 @@ def examine(
     inside: Sequence[int] | None = None,
     snapshots: Sequence[tuple[int, Path]] = (),
     seed: int = 0,
-) -> Examination:
+) -> PanelResults:
     """Inspect a bundle, called `name`, on some images, called `names` (default: their paths, or numbers).
 
     `others` are more images for results that need many (CKA, distances); duplicates of `images` are ignored. The page
@@ -101,7 +101,7 @@ def examine(
             + (" Name some of them, and give the folder by --data (in Python: others)." if images else "")
         )
     names = [_name_of(image, index) for index, image in enumerate(images)] if names is None else names
-    context = Context(
+    context = InspectionContext(
         bundle=bundle,
         name=_as_text(name),
         shown=images,
@@ -134,7 +134,7 @@ def examine(
         for panel in present:
             panel.finish()
     notes = [panel.error for panel in panels.values() if isinstance(panel, _Unusable)]
-    return Examination(context, panels, observed, notes)
+    return PanelResults(context, panels, observed, notes)
 
 
 class _Unusable(Panel):
@@ -142,7 +142,7 @@ class _Unusable(Panel):
 
     words: ClassVar[Messages] = {"title": {"en": "{panel}"}, "unusable": {"en": "{error}"}}
 
-    def __init__(self, name: str, context: Context, error: str) -> None:
+    def __init__(self, name: str, context: InspectionContext, error: str) -> None:
         super().__init__(name, context)
         self.error = error
 
@@ -153,7 +153,7 @@ class _Unusable(Panel):
         return {**super().fields(), "panel": self.name, "error": self.error}
 
 
-def _open_panel(name: str, context: Context) -> Panel:
+def _open_panel(name: str, context: InspectionContext) -> Panel:
     try:
         panel = PANELS[name]
     except VitrailError as error:

@@ -8,16 +8,16 @@ import numpy as np
 from vitrail.analysis.position_structure import Structure, position_table, similarity, structure
 from vitrail.core.message_files import load_messages
 from vitrail.reports.colours import sequential
-from vitrail.reports.inspect.panel import Context, Figure, Panel, wide_image
+from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, wide_image
 from vitrail.reports.page import figure, numbers
 
 
-class Positions(Panel):
+class PositionsPanel(Panel):
     """Cosine similarities of the position embeddings of all patches."""
 
     words = load_messages(__file__)
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self.table = None if context.layout is None else position_table(context.model)
         self.similarity: np.ndarray | None = None

@@ -8,16 +8,16 @@ import numpy as np
 from vitrail.analysis.position_structure import filters
 from vitrail.core.html import Html
 from vitrail.core.message_files import load_messages
-from vitrail.reports.inspect.panel import Context, Figure, Panel, wide_image
+from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, wide_image
 from vitrail.reports.page import figure
 
 
-class Filters(Panel):
+class FiltersPanel(Panel):
     """Principal components of the kernels that project patches of pixels."""
 
     words = load_messages(__file__)
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self.components = filters(context.model)
         """(count, P, P, C) from 0 to 1, and their shares of the variance."""

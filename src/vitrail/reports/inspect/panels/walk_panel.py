@@ -23,7 +23,7 @@ from vitrail.models.walkthrough import WalkthroughStep, walkthrough_of
 from vitrail.reports.colours import sequential, signed
 from vitrail.reports.equations import typeset
 from vitrail.reports.inspect.packing import pack, rounded_to
-from vitrail.reports.inspect.panel import Context, Figure, Panel, place_in
+from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, place_in
 from vitrail.reports.inspect.shared_messages import SHARED
 from vitrail.reports.messages import LANGUAGES
 from vitrail.reports.page import Line, chart, figure
@@ -78,13 +78,13 @@ class ShownStep(NamedTuple):
         return found
 
 
-class Walk(Panel):
+class WalkthroughPanel(Panel):
     """The steps of each shown image, and the prediction if each layer were the last."""
 
     words = load_messages(__file__)
     script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self.features = _FEATURES
         """Number of features that the page carries of every patch; 0: those of the followed patch alone."""

@@ -11,8 +11,8 @@ from vitrail.bundles.bundle import Bundle, load
 from vitrail.core.message_files import load_messages
 from vitrail.data.thumbnail import data_image
 from vitrail.models.activations import look
-from vitrail.reports.inspect.panel import Context, Figure, Panel, prepare
-from vitrail.reports.inspect.panels.positions import similarity_tiles
+from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, prepare
+from vitrail.reports.inspect.panels.positions_panel import similarity_tiles
 from vitrail.reports.page import Line, chart, figure
 
 _IMAGES = 16  # at most, for attention distances
@@ -31,12 +31,12 @@ class Moment(NamedTuple):
     """Attention distance of every layer and head, relative to uniform attention; None without attention."""
 
 
-class Growth(Panel):
+class GrowthPanel(Panel):
     """What grows over training: row and column in the positions, near and far heads."""
 
     words = load_messages(__file__)
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self.moments: list[Moment] = []
 

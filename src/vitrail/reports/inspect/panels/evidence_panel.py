@@ -12,7 +12,7 @@ from vitrail.analysis.maps import maps
 from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.reports.colours import signed
-from vitrail.reports.inspect.panel import Context, Figure, Panel, interval, rounded
+from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, interval, rounded
 from vitrail.reports.page import Line, chart, figure, table
 
 DROPPED = (0.2, 0.5, 0.8)
@@ -23,13 +23,13 @@ _MEASURES = ("deletion", "insertion")
 _SEVERAL = 5  # images from which on an interval says something
 
 
-class Evidence(Panel):
+class EvidencePanel(Panel):
     """Occlusion, deletion and insertion of every map, and random cells removed; hundreds of forward passes per
     image."""
 
     words = load_messages(__file__)
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self.found: dict[int, dict[str, Any]] = {}
         """Results of each shown image, as in `inspect.json`."""

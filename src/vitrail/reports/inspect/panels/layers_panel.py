@@ -12,7 +12,7 @@ from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.models.device import evaluating
 from vitrail.reports.colours import sequential
-from vitrail.reports.inspect.panel import Context, Figure, Panel, prepare, rounded
+from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, prepare, rounded
 from vitrail.reports.page import figure, matrix, table
 
 FEW = 16
@@ -30,12 +30,12 @@ class Comparison(NamedTuple):
     """The other bundle, whose layers are the columns."""
 
 
-class Layers(Panel):
+class LayersPanel(Panel):
     """CKA between layers (or with another bundle's), and norms of patch tokens with their outliers."""
 
     words = load_messages(__file__)
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self._norms: dict[int, list[np.ndarray]] = {}
         self.norms: dict[int, dict[str, float]] = {}
