@@ -223,7 +223,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--camera-photos", type=int, default=500, help="how many of the 500 to enlarge for accuracy")
     chosen = parser.parse_args()
-    data = open_data(SHARED / "imagenet-val-500").first
+    data = open_data(SHARED / "imagenet-val-500").first_split
     # Folder names are ImageNet's class numbers.
     labels = np.array([int(Path(path).parent.name) for path in data.images])
     torch.set_num_threads(2)

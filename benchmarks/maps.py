@@ -37,7 +37,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         convert(str(SHARED / "deit-ti16"), Path(folder) / "deit", "vitrail", verifies=False, images=[])
         bundle = load(f"{folder}/deit")
-    photos = open_data(SHARED / "imagenet-val-500").first.spread(chosen.photos).images
+    photos = open_data(SHARED / "imagenet-val-500").first_split.sample_evenly(chosen.photos).images
     found: dict[str, list[tuple[float, float]]] = {}
     for number, photo in enumerate(photos):
         image = bundle.preprocess([photo])[0]

@@ -216,7 +216,7 @@ def main():
     parser.add_argument("--photos", type=int, default=500, help="how many of the 500 photos to answer")
     parser.add_argument("--camera-photos", type=int, default=60, help="how many of them to enlarge")
     chosen = parser.parse_args()
-    photos = open_data(SHARED / "imagenet-val-500").first.images[: chosen.photos]
+    photos = open_data(SHARED / "imagenet-val-500").first_split.images[: chosen.photos]
     # Folder names are ImageNet's class numbers.
     labels = np.array([int(Path(path).parent.name) for path in photos])
     torch.set_num_threads(cores())

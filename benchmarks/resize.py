@@ -38,7 +38,7 @@ def main():
         convert(str(SHARED / "deit-ti16"), Path(folder) / "deit", "vitrail", verifies=False, images=[])
         bundle = load(f"{folder}/deit")
     data = open_data(SHARED / "imagenet-val-500")
-    split = data.first
+    split = data.first_split
     place, _ = match_labels(bundle.labels, 1000, data.labels)
     truth = place[split.labels]
     print("| pixels | rule | right of 500 | accuracy | 95 % interval | gains, losses beside timm's | p |")

@@ -45,7 +45,7 @@ def digits(tmp_path_factory):
     """Twelve digits of each class as pixels, as files and as rows of numbers, and their names."""
     folder = tmp_path_factory.mktemp("a,b")  # a comma for the CSV
     split = open_data("digits").splits["train"]
-    split = split.take(sample_shots(split.labels, 12, seed=0))
+    split = split.select(sample_shots(split.labels, 12, seed=0))
     paths = [folder / f"{index}.png" for index in range(len(split))]
     for path, image in zip(paths, split.images, strict=True):
         Image.fromarray(image[..., 0]).save(path)
@@ -94,7 +94,7 @@ def test_parameters_stay_as_they_were_given(bundle):
 
 def test_the_probe_is_the_one_of_evaluate(bundle, tmp_path):
     splits = open_data("digits").splits
-    some = splits["train"].take(sample_shots(splits["train"].labels, 20, seed=0))
+    some = splits["train"].select(sample_shots(splits["train"].labels, 20, seed=0))
     np.savez(
         tmp_path / "some.npz",
         train_images=some.images,

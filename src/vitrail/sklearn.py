@@ -99,7 +99,7 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _ImageEstim
             raise UsageError("Bundle must be given: a path or a vitrail.Bundle, got None.")
         images = self._read_images(X, fitting=True)
         self.bundle_ = open_bundle(self.bundle)
-        self._n_features_out = self._extract(images.take(np.arange(1))).shape[1]
+        self._n_features_out = self._extract(images.select(np.arange(1))).shape[1]
         return self
 
     def transform(self, X: Any) -> np.ndarray:

@@ -34,7 +34,7 @@ QUICK = {"steps": 2, "batch": 16, "workers": 0}
 @pytest.fixture(scope="module")
 def digits():
     """Eighty digits: pixels (80, 8, 8, 1) and the class of each."""
-    split = open_data("digits").splits["test"].take(np.arange(80))
+    split = open_data("digits").splits["test"].select(np.arange(80))
     return split.images, split.labels
 
 

@@ -12,7 +12,7 @@ import vitrail
 from vitrail.core.errors import CorruptFileError
 from vitrail.core.files import read_json
 from vitrail.data.decode import open_image, read_file
-from vitrail.data.doctor import examine
+from vitrail.data.doctor import find_problems
 from vitrail.data.sources.registry import open_data
 
 
@@ -72,7 +72,9 @@ def test_doctor_says_the_cause_alone_whatever_a_file_is_called(tmp_path):
         Image.new("RGB", (9, 9), (len(label), ord(label), 0)).save(tmp_path / label / "good.png")
     (tmp_path / "a" / "cannot be read .png").write_bytes(b"")
     (tmp_path / "b" / "gone.png").symlink_to(tmp_path / "nowhere")
-    found = {Path(one.files[0]).name: one.message for one in examine(open_data(tmp_path)) if one.kind == "unreadable"}
+    found = {
+        Path(one.files[0]).name: one.message for one in find_problems(open_data(tmp_path)) if one.kind == "unreadable"
+    }
     assert found == {"cannot be read .png": "cannot be decoded (it is empty)", "gone.png": "is missing or not a file"}
 
 

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from tests.test_cli import run
-from vitrail.data.doctor import _find_twins, examine
+from vitrail.data.doctor import _find_twins, find_problems
 from vitrail.data.sources.registry import open_data
 
 
@@ -41,16 +41,16 @@ def healthy(tmp_path):
 
 
 def kinds(folder):
-    return {finding.kind: finding for finding in examine(open_data(folder))}
+    return {finding.kind: finding for finding in find_problems(open_data(folder))}
 
 
 def test_a_healthy_folder_has_no_findings(healthy):
-    assert examine(open_data(healthy)) == []
+    assert find_problems(open_data(healthy)) == []
 
 
 def test_each_kind_is_found_and_nothing_else(healthy, tmp_path):
     def check(kind, *files, severity="warning"):
-        found = examine(open_data(folder))
+        found = find_problems(open_data(folder))
         assert [finding.kind for finding in found] == [kind], found
         assert found[0].severity == severity
         assert sorted(found[0].files) == sorted(str(folder / file) for file in files)
@@ -93,7 +93,7 @@ def test_each_kind_is_found_and_nothing_else(healthy, tmp_path):
 def test_classes_that_are_probably_one(tmp_path, one, other):
     images = np.random.default_rng(0).integers(0, 256, (6, 8, 8), np.uint8)
     np.savez(tmp_path / "x.npz", images=images, labels=np.array([one, other, "dog"] * 2))
-    (finding,) = examine(open_data(tmp_path / "x.npz"))
+    (finding,) = find_problems(open_data(tmp_path / "x.npz"))
     assert (finding.kind, finding.severity) == ("similar-classes", "warning")
     names = ", ".join(map(ascii, sorted([one, other])))
     assert finding.message == f"classes differ only in capitals, spaces or the encoding of letters: {names}"
@@ -102,7 +102,7 @@ def test_classes_that_are_probably_one(tmp_path, one, other):
 def test_one_odd_size_among_equal_ones(tmp_path):
     for index in range(30):
         photo(tmp_path / "ab"[index % 2] / f"{index}.png", index, size=(64, 64) if index else (64, 70))
-    (finding,) = examine(open_data(tmp_path))
+    (finding,) = find_problems(open_data(tmp_path))
     assert (finding.kind, finding.files) == ("mixed-sizes", (str(tmp_path / "a/0.png"),))
 
 
@@ -116,7 +116,7 @@ def test_images_in_memory(tmp_path):
         test_images=np.concatenate([images[30:], images[4:5]]),
         test_labels=np.arange(11) % 2,
     )
-    (finding,) = examine(open_data(tmp_path / "x.npz"))
+    (finding,) = find_problems(open_data(tmp_path / "x.npz"))
     assert (finding.kind, finding.files) == ("duplicate", ("train image 4", "test image 10"))
 
 
@@ -162,13 +162,13 @@ def test_twelve_defects_of_six_kinds_in_real_photos(shared, tmp_path):
     shutil.copytree(shared / "hymenoptera", folder)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    assert examine(open_data(folder)) == []
+    assert find_problems(open_data(folder)) == []
     planted = plant(folder)
     assert len(planted) == 12
     assert len({kind for kind, _ in planted}) == 6
     found = [
         (finding.kind, finding.message.split("'")[1] if finding.kind == "label-mismatch" else set(finding.files))
-        for finding in examine(open_data(folder))
+        for finding in find_problems(open_data(folder))
     ]
     expected = [(kind, what if isinstance(what, str) else {str(path) for path in what}) for kind, what in planted]
     assert [one for one in expected if one not in found] == []
@@ -240,7 +240,7 @@ def test_many_files_are_listed_in_seconds(tmp_path):
         for index in range(1000):
             (tmp_path / str(label) / f"{index}.jpg").touch()
     began = time.perf_counter()
-    assert len(open_data(tmp_path).first) == 20_000
+    assert len(open_data(tmp_path).first_split) == 20_000
     assert time.perf_counter() - began < 10
 
 
@@ -293,7 +293,7 @@ def test_images_that_look_alike_by_nature_are_one_finding(tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             noisy = np.asarray(disc).astype(int) + rng.integers(-6, 7, (80, 80))
             Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)).save(path)
-    (finding,) = examine(open_data(tmp_path))
+    (finding,) = find_problems(open_data(tmp_path))
     assert finding.kind == "near-duplicate"
     assert "nature of the data" in finding.message
 
@@ -320,14 +320,14 @@ def test_near_duplicates_in_memory(tmp_path):
         test_images=test,
         test_labels=np.arange(5) % 2,
     )
-    (finding,) = examine(open_data(tmp_path / "x.npz"))
+    (finding,) = find_problems(open_data(tmp_path / "x.npz"))
     assert (finding.kind, finding.files) == ("near-duplicate", ("train image 2", "test image 4"))
 
 
 def test_images_outside_of_class_folders_are_named(healthy):
     photo(healthy / "loose.jpg", 4000)
     photo(healthy / "train" / "loose.jpg", 4001)
-    (finding,) = examine(open_data(healthy))
+    (finding,) = find_problems(open_data(healthy))
     assert finding.kind == "ignored-file"
     assert finding.files == (str(healthy / "loose.jpg"), str(healthy / "train" / "loose.jpg"))
 
@@ -352,7 +352,7 @@ def test_a_pipe_among_the_images_is_named_and_not_read(tmp_path):
     for index in range(4):
         photo(tmp_path / f"{index}.png", index)
     (tmp_path / "x.csv").write_text("p.jpg,a\n0.png,a\n1.png,a\n2.png,b\n3.png,b\n")
-    (finding,) = examine(open_data(tmp_path / "x.csv"))
+    (finding,) = find_problems(open_data(tmp_path / "x.csv"))
     assert (finding.kind, finding.files) == ("unreadable", (str(tmp_path / "p.jpg"),))
 
 
@@ -402,14 +402,14 @@ def test_people_are_strangers_across_splits(tmp_path):
 def test_near_duplicates_inside_one_split_and_between_classes(tmp_path):
     for seed in range(16):
         photo(tmp_path / ("cat", "dog")[seed % 2] / f"{seed:02d}.jpg", seed, size=(90 + 3 * seed, 100 + 2 * seed))
-    assert examine(open_data(tmp_path)) == []
+    assert find_problems(open_data(tmp_path)) == []
     with Image.open(tmp_path / "cat/02.jpg") as image:
         image.save(tmp_path / "cat/again.jpg", quality=50)
     with Image.open(tmp_path / "dog/05.jpg") as image:
         image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).resize((80, 85)).save(tmp_path / "cat/turned.jpg")
     found = [
         (finding.kind, [path.removeprefix(f"{tmp_path}/") for path in finding.files], finding.message)
-        for finding in examine(open_data(tmp_path))
+        for finding in find_problems(open_data(tmp_path))
     ]
     assert found == [
         (
@@ -429,7 +429,7 @@ def test_copies_inside_the_train_split_are_found(healthy):
     shutil.copy(healthy / "train/dog/4.jpg", healthy / "train/dog/copy.jpg")
     with Image.open(healthy / "train/cat/3.jpg") as image:
         image.save(healthy / "train/cat/near.jpg", quality=50)
-    found = {finding.kind: finding for finding in examine(open_data(healthy))}
+    found = {finding.kind: finding for finding in find_problems(open_data(healthy))}
     assert found["duplicate"].message == "the same image 2 times in train"
     assert found["near-duplicate"].message == "what looks like the same image twice in train"
     assert found["near-duplicate"].files == (str(healthy / "train/cat/3.jpg"), str(healthy / "train/cat/near.jpg"))

@@ -241,7 +241,7 @@ def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     splits = open_data("digits").splits
     some = {
-        name: splits[name].take(sample_shots(splits[name].labels, count, 0))
+        name: splits[name].select(sample_shots(splits[name].labels, count, 0))
         for name, count in (("train", 30), ("test", 10))
     }
     arrays = {f"{name}_images": split.images for name, split in some.items()}
@@ -269,7 +269,7 @@ def test_features_are_computed_once(bundle, digits, tmp_path, monkeypatch):
     others = [FeatureStore(loaded, bundle, folder=tmp_path, layer=layer) for layer in (0, -1, 3)]
     assert [(other.of(split) == features).all() for other in others] == [False] * 3
     assert [other.hits for other in others] == [0, 0, 1]  # -1 and 3 are the same layer
-    changed = split.take(np.arange(len(split)))
+    changed = split.select(np.arange(len(split)))
     changed.images[5, 0, 0, 0] ^= 1
     preprocess = loaded.preprocess.replace(mean=(0.4,))
     shutil.copytree(bundle, tmp_path / "copy")

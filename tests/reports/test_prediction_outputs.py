@@ -17,7 +17,7 @@ from PIL import Image
 from tests.bundles.test_bundle import FIXTURE
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.dataset import Dataset, Split
-from vitrail.data.sources.registry import find_split, open_data
+from vitrail.data.sources.registry import open_data, open_named_split
 from vitrail.evaluation.metrics import doubtful_labels
 from vitrail.evaluation.paired import Paired, holm, sign_test
 from vitrail.evaluation.predictions.saved import SavedPredictions
@@ -273,9 +273,9 @@ def test_predict_takes_every_form_of_data(call, tmp_path):
 
 def test_a_path_comes_before_a_built_in_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(find_split(["digits"])) == 360
+    assert len(open_named_split(["digits"])) == 360
     (tmp_path / "digits").mkdir()
-    assert find_split(["digits"]) is None
+    assert open_named_split(["digits"]) is None
 
 
 def test_a_contact_sheet_shows_every_image_by_its_answer(call, folder, tmp_path):
@@ -449,7 +449,7 @@ def test_files_in_archives_are_told_apart_by_their_contents(tmp_path):
             Image.fromarray(np.full((4, 4), level, np.uint8)).save(folder / label / "x.bmp")
         shutil.make_archive(str(folder), "zip", folder)
         dataset = open_data(f"{folder}.zip")
-        keys.append(dataset.first.keys(dataset.root).tolist())
+        keys.append(dataset.first_split.image_keys(dataset.root).tolist())
     assert not set(keys[0]) & set(keys[1])
     assert keys[0] == keys[2]
 

@@ -38,8 +38,8 @@ REFRESH = '<meta http-equiv="refresh" content="10">'
 
 @pytest.fixture(scope="module")
 def few():
-    split = open_data("digits").splits["test"].take(np.arange(60))
-    return Dataset("some digits", tuple("0123456789"), {"train": split, "test": split.take(np.arange(20), "test")})
+    split = open_data("digits").splits["test"].select(np.arange(60))
+    return Dataset("some digits", tuple("0123456789"), {"train": split, "test": split.select(np.arange(20), "test")})
 
 
 @pytest.fixture(scope="module")

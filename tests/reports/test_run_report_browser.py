@@ -18,8 +18,8 @@ READ = """text => [...text.childNodes]
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    split = open_data("digits").splits["test"].take(np.arange(80))
-    digits = Dataset("digits", tuple("0123456789"), {"train": split, "test": split.take(np.arange(30), "test")})
+    split = open_data("digits").splits["test"].select(np.arange(80))
+    digits = Dataset("digits", tuple("0123456789"), {"train": split, "test": split.select(np.arange(30), "test")})
     folder = tmp_path_factory.mktemp("report") / "run"
     train(digits, "ViT-Pico/2", folder, Recipe(epochs=6, batch=16), Options(workers=0), quiet=True)
     return folder / "report.html"

@@ -212,7 +212,7 @@ def test_auto_trains_what_is_worth_it_and_goes_on_after_a_stop(tmp_path, capsys,
 @pytest.fixture
 def few(tmp_path):
     """200 digits: 180 to train, three steps of 64 an epoch."""
-    digits = open_data("digits").splits["train"].take(np.arange(200))
+    digits = open_data("digits").splits["train"].select(np.arange(200))
     np.savez(tmp_path / "few.npz", images=digits.images, labels=digits.labels)
     return str(tmp_path / "few.npz")
 

@@ -340,7 +340,7 @@ def test_golden_curves(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_overfits_one_batch(name):
-    batch = open_data("digits").splits["train"].take(np.arange(0, 320, 10))
+    batch = open_data("digits").splits["train"].select(np.arange(0, 320, 10))
     recipe = Recipe(steps=200, batch=32, learning_rate=3e-3, weight_decay=0.0, warmup=0.1, clip=1.0)
     trainer = make_trainer(name, recipe=recipe, data=batch, held_out=batch, total=200)
     curve(trainer, 200 if name != "iGPT-Micro" else 120)
@@ -492,7 +492,7 @@ def test_fit_trains_to_the_end_of_the_recipe_without_a_folder(tmp_path, monkeypa
 
 def test_a_logged_loss_is_the_mean_of_the_last_ten_steps(tmp_path):
     """At the end of an epoch too, and after an interruption."""
-    few = open_data("digits").splits["train"].take(np.arange(384))
+    few = open_data("digits").splits["train"].select(np.arange(384))
     make = functools.partial(make_trainer, recipe=Recipe(steps=30, batch=32), data=few, total=30)
     expected = curve(make(), 30)
     wanted = {step: np.mean(expected[max(step - 10, 0) : step]) for step in (10, 12, 20, 24, 30)}
@@ -541,7 +541,7 @@ def test_freezing_trains_the_head_alone():
 
 def test_samples_that_are_skipped_weigh_nothing(tmp_path):
     """A damaged image leaves the loss and the gradient of the others as they are."""
-    digits = open_data("digits").splits["train"].take(np.arange(8))
+    digits = open_data("digits").splits["train"].select(np.arange(8))
     from PIL import Image
 
     paths = []

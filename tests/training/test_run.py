@@ -28,9 +28,9 @@ ALONE = Options(workers=0)
 @pytest.fixture(scope="module")
 def few():
     """Forty digits in memory, and their names."""
-    split = open_data("digits").splits["test"].take(np.arange(40))
+    split = open_data("digits").splits["test"].select(np.arange(40))
     names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-    return Dataset("some digits", names, {"train": split, "test": split.take(np.arange(8), "test")})
+    return Dataset("some digits", names, {"train": split, "test": split.select(np.arange(8), "test")})
 
 
 def test_training_on_arrays_returns_what_it_wrote_and_prints_nothing(tmp_path, few, capfd):

@@ -36,7 +36,7 @@ WITH_TESTS = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]
 def few():
     """Forty digits, ten of them held out."""
     split = open_data("digits").splits["test"]
-    parts = {"train": split.take(np.arange(30), "train"), "val": split.take(np.arange(30, 40), "val")}
+    parts = {"train": split.select(np.arange(30), "train"), "val": split.select(np.arange(30, 40), "val")}
     return Dataset("some digits", tuple("0123456789"), parts)
 
 
@@ -259,7 +259,7 @@ def test_a_resumed_run_knows_its_latest_evaluation(few, tmp_path, scripted, scor
 
 
 def test_few_images_are_trained_on_longer_and_judged_no_more_often(few, tmp_path):
-    count = len(few.first)
+    count = len(few.first_split)
     recipe = RECIPE.replace(epochs=2, least_images=6 * count - 1, patience=None)
     run(few, tmp_path / "run", recipe)
     assert [event["step"] for event in events(tmp_path / "run", "evaluate")] == [9, 18]  # of three steps an epoch

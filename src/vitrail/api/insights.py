@@ -118,7 +118,7 @@ def inspect(
             case _:
                 raise UsageError(f"Patch must be a row and a column, got {patch!r}.")
     from vitrail.analysis.inspected_model import open_subject
-    from vitrail.data.sources.registry import some_images
+    from vitrail.data.sources.registry import sample_images
     from vitrail.reports.inspect.inspection_page import Inspection
     from vitrail.reports.inspect.panel_results import compute_panels
 
@@ -130,7 +130,7 @@ def inspect(
         name=subject.name,
         names=names,
         evidence=evidence,
-        others=() if data is None else some_images(data, _MORE),
+        others=() if data is None else sample_images(data, _MORE),
         against=None if other is None else (other.name, other.bundle),
         layers=layers,
         heads=heads,

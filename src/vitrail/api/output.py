@@ -107,7 +107,7 @@ def show_weights(found: Rows, given: Given) -> None:
 
 def show_doctor(found: "Diagnosis", given: Given) -> None:
     """The problems of a data set. Exit code 1 if there are errors."""
-    from vitrail.data.doctor import summarise
+    from vitrail.data.doctor import format_findings
 
     dataset = found.dataset
     say_notes(dataset.notes)
@@ -117,7 +117,7 @@ def show_doctor(found: "Diagnosis", given: Given) -> None:
         counts = ", ".join(f"{len(split):,} {name}" for name, split in dataset.splits.items())
         rows = [["data", given.values["data"]], ["images", counts], ["classes", f"{len(dataset.labels):,}"]]
         print_table(None, rows)
-        for lines in summarise(found.findings, dataset.root):
+        for lines in format_findings(found.findings, dataset.root):
             sys.stdout.write("\n" + "\n    ".join(printable(line) for line in lines) + "\n")
         if not found.findings:
             sys.stdout.write("\nno problems found\n")

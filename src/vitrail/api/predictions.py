@@ -422,10 +422,10 @@ def _open_images(images: "ImageLike | Iterable[ImageLike]", split: str | None) -
         paths = [str(word) for word in words]
         if paths and split is None and are_image_files(paths):
             return paths, paths
-        from vitrail.data.sources.registry import find_split
+        from vitrail.data.sources.registry import open_named_split
 
-        if (data := find_split(paths, split)) is not None:
-            return data.images, [data.name_of(index) for index in range(len(data))]
+        if (data := open_named_split(paths, split)) is not None:
+            return data.images, [data.image_name(index) for index in range(len(data))]
     return name_images(images)
 
 

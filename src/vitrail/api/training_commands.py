@@ -266,7 +266,7 @@ def doctor(
         >>> len(found.errors), sorted({finding.severity for finding in found.findings})
         (0, ['warning'])
     """
-    from vitrail.data.doctor import examine
+    from vitrail.data.doctor import find_problems
 
     if people is None:
         dataset = open_data(data)
@@ -276,7 +276,7 @@ def doctor(
         dataset = name_splits(data, people)
     else:
         raise UsageError(f"Data with people must be a folder with one for each, got {type(data).__name__}.")
-    return Diagnosis(dataset, examine(dataset, people=people is not None))
+    return Diagnosis(dataset, find_problems(dataset, people=people is not None))
 
 
 @command

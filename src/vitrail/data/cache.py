@@ -23,7 +23,7 @@ import PIL
 from PIL import Image
 
 from vitrail.core.errors import UsageError
-from vitrail.data.decode import MAX_PIXELS, read_file, size_and_time
+from vitrail.data.decode import MAX_PIXELS, read_file, read_size_and_mtime
 from vitrail.data.preprocess import Preprocess
 
 # key, offset, height, width, channels, checksum of all these and of the pixels
@@ -63,7 +63,7 @@ class ImageCache:
         settings = _what_matters(preprocess)
         content = None
         try:
-            memo = (path, settings, *size_and_time(path))
+            memo = (path, settings, *read_size_and_mtime(path))
         except (OSError, ValueError):
             memo = (path, settings, -1, -1)
         key = self._keys.get(memo)

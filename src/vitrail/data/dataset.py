@@ -11,7 +11,7 @@ import numpy as np
 from vitrail.core import rng
 from vitrail.core.errors import CorruptFileError, UsageError, did_you_mean
 from vitrail.core.settings import Bounds
-from vitrail.data.decode import read_file, size_and_time
+from vitrail.data.decode import read_file, read_size_and_mtime
 
 SPLITS = ("train", "val", "test")
 
@@ -35,7 +35,7 @@ class Split:
         """The pixels, if they are in memory."""
         return self.images if isinstance(self.images, np.ndarray) else None
 
-    def name_of(self, index: int) -> str:
+    def image_name(self, index: int) -> str:
         """Name of an image in messages: its path, or its split and index."""
         return f"{self.name} image {index}" if self.in_memory is not None else str(self.images[index])
 
@@ -47,7 +47,7 @@ class Split:
             return digest.hexdigest()
         for path in self.images:
             try:
-                stamp = "{} {}".format(*size_and_time(path))
+                stamp = "{} {}".format(*read_size_and_mtime(path))
             except (OSError, ValueError):
                 stamp = "missing"
             digest.update(f"{os.path.abspath(path)}\0{stamp}\n".encode(errors="surrogateescape"))  # noqa: PTH100
@@ -61,7 +61,7 @@ class Split:
         names = sorted(f"{os.path.basename(path)}\0{_size(path)}\n" for path in self.images)  # noqa: PTH119
         return hashlib.sha256("".join(names).encode(errors="surrogateescape")).hexdigest()
 
-    def keys(self, root: str) -> np.ndarray:
+    def image_keys(self, root: str) -> np.ndarray:
         """A number for each image, uint64 (n): a hash of its pixels, or of its path below `root` and its bytes. The
         same image has the same one in a copy of the data."""
         if (pixels := self.in_memory) is not None:
@@ -71,15 +71,15 @@ class Split:
         digests = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
         return np.frombuffer(digests, "<u8")
 
-    def take(self, indices: np.ndarray, name: str | None = None) -> Self:
+    def select(self, indices: np.ndarray, name: str | None = None) -> Self:
         """Some of the images, in the order given."""
         pixels = self.in_memory
         images = [self.images[index] for index in indices] if pixels is None else pixels[indices]
         return dataclasses.replace(self, name=name or self.name, images=images, labels=self.labels[indices])
 
-    def spread(self, count: int) -> Self:
+    def sample_evenly(self, count: int) -> Self:
         """At most `count` images, evenly spaced, because files are sorted by class."""
-        return self.take(np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64)))
+        return self.select(np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,19 +126,19 @@ class Dataset:
         return cls(name, table, splits, folders or {}, root=root)
 
     @property
-    def several(self) -> bool:
+    def is_multilabel(self) -> bool:
         """Whether images have several labels."""
-        return self.first.labels.ndim == 2
+        return self.first_split.labels.ndim == 2
 
     def check_one_label(self, what: str) -> None:
         """Refuse data with several labels an image for what needs one class for each."""
-        if self.several:
+        if self.is_multilabel:
             raise UsageError(
                 f"{what} must have data with one class for each image, got several labels in {self.name!r}."
             )
 
     @property
-    def first(self) -> Split:
+    def first_split(self) -> Split:
         """The first split, used to find out the size and channels of the images."""
         return next(iter(self.splits.values()))
 
@@ -155,10 +155,10 @@ class Dataset:
             self.check_one_label("Training on some images of each class")
         held_out = sample_held_out(training.labels, 0.0 if validation is not None else holdout, seed)
         if held_out.any():
-            validation = training.take(np.flatnonzero(held_out), "held-out")
-            training = training.take(np.flatnonzero(~held_out))
+            validation = training.select(np.flatnonzero(held_out), "held-out")
+            training = training.select(np.flatnonzero(~held_out))
         if per_class is not None:
-            training = training.take(sample_per_class(training.labels, per_class, seed))
+            training = training.select(sample_per_class(training.labels, per_class, seed))
         return dataclasses.replace(training, name="train"), validation
 
     def for_evaluation(self, split: str | None = None) -> Split:
@@ -166,12 +166,12 @@ class Dataset:
         if split is not None:
             split = "val" if split == "validation" else split
             if split == "all" and len(self.splits) == 1:
-                return self.first
+                return self.first_split
             if split not in self.splits:
                 known = ", ".join(self.splits)
                 raise UsageError(f"Split must be one of {known}, got {split!r}.{did_you_mean(split, self.splits)}")
             return self.splits[split]
-        return next((self.splits[name] for name in ("test", "val") if name in self.splits), self.first)
+        return next((self.splits[name] for name in ("test", "val") if name in self.splits), self.first_split)
 
     def fingerprint(self) -> str:
         """A hash that changes with names, sizes or labels of images (for images in memory, with any pixel)."""
@@ -212,7 +212,7 @@ class Dataset:
 
 def _size(path: str) -> int:
     try:
-        return size_and_time(path)[0]
+        return read_size_and_mtime(path)[0]
     except (OSError, ValueError):
         return -1
 

@@ -83,7 +83,7 @@ class Store(Protocol):
         ...
 
 
-def size_and_time(path: str) -> tuple[int, int]:
+def read_size_and_mtime(path: str) -> tuple[int, int]:
     """The size of an image file and when it was changed, in nanoseconds; OSError or ValueError if it is missing."""
     if isinstance(path, StoredImage):
         return path.store.size(path.member), path.store.time

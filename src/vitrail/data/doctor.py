@@ -63,7 +63,7 @@ class _Seen:
     thumbnail: np.ndarray | None
 
 
-def examine(dataset: Dataset, *, people: bool = False, workers: int = 2) -> list[Finding]:
+def find_problems(dataset: Dataset, *, people: bool = False, workers: int = 2) -> list[Finding]:
     """All findings, errors first. With `people`, classes are people, and those of one split must be strangers to the
     others."""
     classes = _people(dataset) if people else _classes(dataset)
@@ -86,7 +86,7 @@ def examine(dataset: Dataset, *, people: bool = False, workers: int = 2) -> list
     return sorted(findings, key=lambda finding: finding.severity != "error")
 
 
-def summarise(findings: list[Finding], root: str) -> Iterator[list[str]]:
+def format_findings(findings: list[Finding], root: str) -> Iterator[list[str]]:
     """Findings as text, one paragraph for each severity and kind: a headline, then at most ten lines. Files are
     relative to `root`."""
     groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
@@ -194,10 +194,12 @@ def _hashable(labels: np.ndarray) -> list[Any]:
 
 def _unlabelled(dataset: Dataset) -> Iterator[Finding]:
     """Images without any label, where images have several."""
-    if not dataset.several:
+    if not dataset.is_multilabel:
         return
     files = [
-        split.name_of(index) for split in dataset.splits.values() for index in np.flatnonzero(~split.labels.any(axis=1))
+        split.image_name(index)
+        for split in dataset.splits.values()
+        for index in np.flatnonzero(~split.labels.any(axis=1))
     ]
     if files:
         have = "image has" if len(files) == 1 else "images have"
@@ -228,7 +230,7 @@ def _look_at_memory(split: Split, pixels: np.ndarray) -> Iterator[_Seen]:
         label, size, thumbnail = int(split.labels[index]), image.shape[1::-1], None
         if min(size) >= _LOOKED_AT and image.shape[2] in (1, 3):
             thumbnail = _thumbnail(to_image(image).convert("L"))
-        yield _Seen(split.name_of(index), split.name, label, digest, "", "", size, thumbnail)
+        yield _Seen(split.image_name(index), split.name, label, digest, "", "", size, thumbnail)
 
 
 def _thumbnail(image: Image.Image) -> np.ndarray:

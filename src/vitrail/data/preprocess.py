@@ -73,7 +73,7 @@ class Preprocess(Settings):
             raise UsageError(f"Std must be above 0 in each channel, got {self.std!r}.")
 
     @property
-    def ground(self) -> tuple[int, int, int] | int:
+    def background_pixel(self) -> tuple[int, int, int] | int:
         """The background as a pixel of the model: a colour, or its grey level."""
         return self.background if self.channels == 3 else _luminance(self.background)
 
@@ -115,7 +115,7 @@ class Preprocess(Settings):
             ]
         )
 
-    def keeps(self, height: int, width: int, channels: int) -> bool:
+    def leaves_unchanged(self, height: int, width: int, channels: int) -> bool:
         """Whether `crop` leaves every pixel of an array of this shape as it is."""
         is_size = self.resolution == (height, width) and self.resized(width, height) == (width, height)
         return is_size and channels == self.channels
@@ -161,7 +161,7 @@ class Preprocess(Settings):
         image = image.resize((wide, high), resample)
         if left >= 0 and top >= 0:
             return image.crop((left, top, left + width, top + height))
-        canvas = Image.new(image.mode, (width, height), self.ground)
+        canvas = Image.new(image.mode, (width, height), self.background_pixel)
         canvas.paste(image, (-left, -top))
         return canvas
 

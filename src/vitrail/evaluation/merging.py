@@ -206,7 +206,7 @@ def merged_bundle(
         dataset = open_images(data)
         for note in dataset.notes:
             say(f"note: {note}")
-        images = dataset.for_evaluation(split).spread(_IMAGES).images
+        images = dataset.for_evaluation(split).sample_evenly(_IMAGES).images
     about: dict[str, Any] = {"bundle": fingerprint(check_folder(path)), "data": data}
     if counts is None:
         if images is None:

@@ -187,7 +187,7 @@ def answer_split(engine: Engine, data: AnyData, split: str | ChosenSplit | None,
 
         def compute(pixels: Tensor) -> Tensor:
             first = next(count)
-            names = f"{chosen.name_of(first)!r} to {chosen.name_of(first + len(pixels) - 1)!r}"
+            names = f"{chosen.image_name(first)!r} to {chosen.image_name(first + len(pixels) - 1)!r}"
             with step(lambda: f"computing {names} with engine {engine.name}"):
                 return torch.from_numpy(run(pixels.numpy()).logits)
 

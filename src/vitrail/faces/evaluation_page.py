@@ -10,7 +10,6 @@ from vitrail.core.files import atomic_folder, write_json, write_text
 from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.thumbnail import thumbnail
 from vitrail.evaluation.verification import BINS, DRAWS, Curve
 from vitrail.faces.embed import Face
 from vitrail.faces.recognition import FaceEvaluation
@@ -160,6 +159,6 @@ def _thumbnails(images: Sequence[Face] | np.ndarray) -> Callable[[int, str], str
 
     def show(index: int, name: str) -> str:
         pixels = np.asarray(colours.read(images[index], name=name))
-        return f'<img src="{thumbnail(pixels)}" alt="{escape(name)}">'
+        return f'<img src="{thumbnail_data_url(pixels)}" alt="{escape(name)}">'
 
     return show

@@ -62,7 +62,7 @@ def train_faces(
     if landmarks is None:
         notes.append("faces are not aligned, because no landmarks are given: images are taken as they are cropped")
     else:
-        channels = channels_of(dataset.first)
+        channels = channels_of(dataset.first_split)
         plain = Preprocess(resolution=(SIDE, SIDE), mean=(0.5,) * channels, std=(0.5,) * channels)
         dataset = align_people(dataset, landmarks, plain)
         notes.append(f"faces are aligned by five landmarks to {SIDE} x {SIDE} pixels")
@@ -103,7 +103,7 @@ def _from_bundle(
 ) -> Initial:
     loaded = open_bundle(source)
     size = None if resolution is None else (resolution, resolution)
-    channels = channels_of(given.dataset.first)
+    channels = channels_of(given.dataset.first_split)
     settings = dict(recipe.model)
     pool = settings.pop("pool", "gap")
     if pool not in ("gap", "cls"):

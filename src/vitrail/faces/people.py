@@ -67,7 +67,7 @@ def take_people(dataset: Dataset, split: Split, names: list[str]) -> tuple[tuple
     chosen = sorted(names)
     number = {dataset.labels.index(name): at for at, name in enumerate(chosen)}
     indices = np.flatnonzero(np.isin(split.labels, list(number)))
-    taken = split.take(indices)
+    taken = split.select(indices)
     return tuple(chosen), dataclasses.replace(taken, labels=np.array([number[label] for label in taken.labels]))
 
 
@@ -119,14 +119,14 @@ def name_splits(data: str | Path, people: str | Path) -> Dataset:
     is_own = np.isin(every.labels, [dataset.labels.index(name) for name in own])
     rows = {"train": np.flatnonzero(is_own), "test": np.flatnonzero(~is_own)}
     return dataclasses.replace(
-        dataset, splits={name: every.take(indices, name) for name, indices in rows.items() if len(indices)}
+        dataset, splits={name: every.select(indices, name) for name, indices in rows.items() if len(indices)}
     )
 
 
 def align_people(dataset: Dataset, landmarks: str | Path, preprocess: Preprocess) -> Dataset:
     """The data set with every face aligned by the landmarks of a file, in memory."""
     count = sum(map(len, dataset.splits.values()))
-    if dataset.first.in_memory is not None:
+    if dataset.first_split.in_memory is not None:
         raise UsageError(f"Landmarks must go with image files, got images in memory in {dataset.name!r}.")
     if count * SIDE * SIDE * preprocess.channels > _MOST_BYTES:
         raise UsageError(f"Aligned faces must fit into {_MOST_BYTES // 2**30} GiB of memory, got {count:,} images.")

@@ -47,11 +47,11 @@ def open_faces(data: str, split: str | None = None, without: Path | None = None)
     dataset, chosen = merge_spellings(dataset, dataset.for_evaluation(split))
     if without is not None:
         left_out = [dataset.labels.index(name) for name in read_people(without, dataset.labels)]
-        chosen = chosen.take(np.flatnonzero(~np.isin(chosen.labels, left_out)))
+        chosen = chosen.select(np.flatnonzero(~np.isin(chosen.labels, left_out)))
         if not len(chosen):
             raise UsageError(f"People must be left over, got everybody of {data!r} in {str(without)!r}.")
     known, person_of = np.unique(chosen.labels, return_inverse=True)
-    names = tuple(chosen.name_of(index) for index in range(len(chosen)))
+    names = tuple(chosen.image_name(index) for index in range(len(chosen)))
     people = tuple(dataset.labels[index] for index in known)
     return Faces(data, chosen.name, chosen.images, names, people, person_of, dataset.root)
 

@@ -17,7 +17,6 @@ from vitrail.core.settings import check_integer
 from vitrail.core.watchdog import step
 from vitrail.data.prefetch import prefetch
 from vitrail.data.preprocess import ImageLike
-from vitrail.data.thumbnail import thumbnail
 from vitrail.inference.engine import DEFAULT_REQUEST, EngineChoice, EngineRequest, Run, batch_for, cores, limit_threads
 from vitrail.inference.registry import ENGINES
 
@@ -177,7 +176,7 @@ class Classifier:
         return [
             crop
             if isinstance(crop, VitrailError)
-            else self._name(*next(outputs), thumbnail(crop) if thumbnails else "", wanted)
+            else self._name(*next(outputs), thumbnail_data_url(crop) if thumbnails else "", wanted)
             for crop in crops
         ]
 

@@ -44,7 +44,7 @@ def prove(found: Outputs, expected: Outputs, kind: Answer, precision: str = "flo
 
 def sample(preprocess: Preprocess, count: int) -> np.ndarray:
     """Up to 40 embedded images, cropped for the model; for other numbers of channels than 1 and 3, grey is repeated."""
-    images = open_data("fashion-40").first.images[:count]
+    images = open_data("fashion-40").first_split.images[:count]
     bands = preprocess.channels if preprocess.channels not in (1, 3) else 1
     return np.stack([preprocess.crop(np.repeat(image, bands, axis=2)) for image in np.asarray(images)])
 

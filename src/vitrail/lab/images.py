@@ -82,7 +82,7 @@ class Images:
     def subset(self, count: int, seed: int = 0) -> Split:
         """Return a class-balanced subset of `count` training images. Larger subsets contain the smaller ones."""
         chosen = sample_per_class(self.training.labels, count // len(self.labels), seed)
-        return self.training.take(chosen)
+        return self.training.select(chosen)
 
     def sizes(self) -> tuple[int, ...]:
         """Return the sizes to compare: 10, 30, 100, ... training images per class, from about 300 in all, and all."""
@@ -104,22 +104,22 @@ def prepare(dataset: Dataset, seed: int = 0) -> Images:
     test = splits.get("test", splits.get("val"))
     if test is None:
         held_out = sample_held_out(training.labels, _TEST_SHARE, seed)
-        test, training = training.take(np.flatnonzero(held_out), "test"), training.take(np.flatnonzero(~held_out))
+        test, training = training.select(np.flatnonzero(held_out), "test"), training.select(np.flatnonzero(~held_out))
         notes.append(f"{len(test):,} images were held out for the test: DATA has no such split")
     share = min(_VALIDATION_SHARE, _MOST_VALIDATION / len(training))
     held_out = sample_held_out(training.labels, share, seed)
-    validation = training.take(np.flatnonzero(held_out), "validation")
-    training = training.take(np.flatnonzero(~held_out), "training")
+    validation = training.select(np.flatnonzero(held_out), "validation")
+    training = training.select(np.flatnonzero(~held_out), "training")
     fewest = np.bincount(training.labels, minlength=len(dataset.labels)).min()
     if fewest < 2 or not len(test) or not len(validation):
         raise UsageError(
             "Data to compare on must have at least 4 images of each class, got a class with"
             f" {fewest} left for training."
         )
-    pixels = dataset.first.in_memory
+    pixels = dataset.first_split.in_memory
     side = pixels.shape[1] if pixels is not None and pixels.shape[1] == pixels.shape[2] else 0
     size, side = (_SIZES[side], side) if side in _SIZES else (_OTHER_SIZE, _OTHER_PIXELS)
-    channels = channels_of(dataset.first)
+    channels = channels_of(dataset.first_split)
     if channels not in (1, 3):
         raise UsageError(f"Data to compare on must have 1 or 3 channels, got {channels}.")
     half = (0.5,) * channels

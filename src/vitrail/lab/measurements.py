@@ -40,7 +40,7 @@ def open_model(settings: dict[str, Any], bundles: list[Path]) -> AnyModel:
 
 def read_test_images(images: Images, count: int) -> tuple[Tensor, np.ndarray]:
     """Return at most `count` test images, scaled for the model, and their labels."""
-    split = images.test.spread(count)
+    split = images.test.sample_evenly(count)
     return images.preprocess.scale(torch.from_numpy(np.array(split.images))), split.labels
 
 

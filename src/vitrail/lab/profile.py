@@ -117,7 +117,7 @@ def profile(
         class_indices[name], matching = match_labels(bundle.labels, bundle.model.config.classes, dataset.labels)
         if matching == "as class numbers" and bundle.labels is not None:
             tell(f"note: classes of {name} are matched by number, because their names differ")
-    split = dataset.for_evaluation().spread(min(MAX_IMAGES, _image_count(list(opened.values()), seconds)))
+    split = dataset.for_evaluation().sample_evenly(min(MAX_IMAGES, _image_count(list(opened.values()), seconds)))
     if len(split) < MIN_IMAGES:
         raise UsageError(
             f"Images to profile bundles on must be {MIN_IMAGES} or more, got {len(split)} in {dataset.name!r}."

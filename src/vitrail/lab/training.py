@@ -86,7 +86,7 @@ def train(settings: dict[str, Any], images: Images, bundles: list[Path], folder:
         permute_input(model, *settings["permutation"])
     fitted = fit(model, images, split, protocol(settings, images), settings["seed"])
     right = correct_predictions(model, images, images.test)
-    learned = correct_predictions(model, images, split.spread(TRAINING_SAMPLE))
+    learned = correct_predictions(model, images, split.sample_evenly(TRAINING_SAMPLE))
     save_bundle(model, images, settings, folder)
     result = {
         "accuracy": float(right.mean()),

@@ -17,7 +17,6 @@ from vitrail.core.html import Html
 from vitrail.core.intervals import wilson
 from vitrail.data.prefetch import prefetch
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.thumbnail import thumbnail
 from vitrail.evaluation.metrics import doubtful_labels
 from vitrail.evaluation.paired import Paired
 from vitrail.evaluation.predictions.saved import SavedPredictions
@@ -119,7 +118,7 @@ def _rows(answered: Answered, best: int) -> Iterator[Row]:
     for index, truth, probabilities in zip(*answered.answers, strict=True):
         chosen = np.argsort(-probabilities, kind="stable")[:best]
         named = [{"label": answered.names[place], "score": float(probabilities[place])} for place in chosen]
-        yield {"file": answered.split.name_of(int(index)), "truth": answered.names[truth], "predictions": named}
+        yield {"file": answered.split.image_name(int(index)), "truth": answered.names[truth], "predictions": named}
 
 
 def describe(paired: Paired, one: str, other: str) -> dict[str, Any]:
@@ -157,7 +156,7 @@ def write_page(
         return [
             Judged(
                 index=int(answers.indices[row]),
-                name=split.name_of(int(answers.indices[row])),
+                name=split.image_name(int(answers.indices[row])),
                 truth=names[answers.labels[row]],
                 answer=names[said[row]],
                 score=float(score[row]),
@@ -187,7 +186,7 @@ def write_page(
 
 def _thumbnail(preprocess: Preprocess, image: str | np.ndarray) -> str:
     try:
-        return thumbnail(preprocess.crop(image))
+        return thumbnail_data_url(preprocess.crop(image))
     except CorruptFileError:  # it was readable when it was evaluated
         return ""
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.core.html import Html, escape
-from vitrail.data.thumbnail import data_image
+from vitrail.data.thumbnail import image_data_url
 
 WIDTH, HEIGHT = 460, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 30, 40
@@ -136,7 +136,7 @@ def figure(title: str, note: str, content: str) -> Html:
 
 def image(pixels_HWC: np.ndarray, text: str) -> str:
     """Pixels as an inline image."""
-    return f'<img src="{data_image(pixels_HWC)}" alt="{escape(text)}">'
+    return f'<img src="{image_data_url(pixels_HWC)}" alt="{escape(text)}">'
 
 
 NOTHING = (

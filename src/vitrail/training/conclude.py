@@ -62,7 +62,7 @@ def _fitted(trainer: Trainer) -> dict[str, Any]:
     """How well the kept model does on images that it was trained on, beside which its scores tell overfitting."""
     if not trainer.objective.classifies:
         return {}
-    found = trainer.score_on(trainer.load_to_evaluate(trainer.loader.split.spread(_FITTED)))
+    found = trainer.score_on(trainer.load_to_evaluate(trainer.loader.split.sample_evenly(_FITTED)))
     return {f"training_{trainer.objective.watched}": found[trainer.objective.watched]}
 
 
@@ -82,7 +82,7 @@ def _provenance(
     provenance = {
         "data": f"{writable(dataset.name)}: {len(trainer.loader.split):,} training images",
         "data_fingerprint": fingerprint,
-        "training_fingerprint": dataset.splits.get("train", dataset.first).content_fingerprint(),
+        "training_fingerprint": dataset.splits.get("train", dataset.first_split).content_fingerprint(),
         "licence": dataset.licence,
         "objective": recipe.objective,
         "weights": _which_weights(trainer, initial, choice, is_best=is_best),

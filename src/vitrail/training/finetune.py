@@ -62,7 +62,7 @@ def finetune(
     check_head(loaded.model)
 
     def initialise(given: Given) -> Initial:
-        channels = channels_of(given.dataset.first)
+        channels = channels_of(given.dataset.first_split)
         model, preprocess, notes = adapt(loaded, given.dataset.labels, channels, recipe, resolution)
         probe, damaged = None, {}
         if recipe.head == "probe" and given.is_new and not model.head.weight.any():
@@ -189,7 +189,7 @@ def training_features(
     model.to(ranks.device).eval()
     shares = [np.arange(len(training))[rank :: ranks.count] for rank in range(ranks.count)]
     on_damage = "error" if recipe.on_damage == "error" else "skip"
-    mine, part = training.take(shares[ranks.rank]), None
+    mine, part = training.select(shares[ranks.rank]), None
     if len(mine):
         part = extract(
             model, preprocess, mine, mirrored=mirrored, workers=workers, on_damage=on_damage, damaged=damaged

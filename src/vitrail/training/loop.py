@@ -343,5 +343,5 @@ class Trainer(TrainerState):
                     log.write("damaged", file=path, reason=reason, policy=self.recipe.on_damage)
                     log.say(f"warning: {reason.removesuffix('.')} (on_damage: {self.recipe.on_damage})")
         trained = self.loader.split
-        if self.damaged and all(trained.name_of(index) in self.damaged for index in range(len(trained))):
+        if self.damaged and all(trained.image_name(index) in self.damaged for index in range(len(trained))):
             raise CorruptFileError(f"No image of {trained.name} can be read: {next(iter(self.damaged.values()))}")

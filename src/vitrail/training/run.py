@@ -384,12 +384,12 @@ def _decay_for(model: AnyModel, recipe: Recipe) -> tuple[Recipe, list[str]]:
 def _check_labels(recipe: Recipe, dataset: Dataset) -> None:
     """Refuse several labels an image for an objective of one class, and the other way round."""
     objective = OBJECTIVES[recipe.objective]
-    if dataset.several and objective.classifies and not objective.several:
+    if dataset.is_multilabel and objective.classifies and not objective.several:
         raise UsageError(
             f"Objective must be multilabel for data with several labels an image, got {recipe.objective}. Use --set"
             " objective=multilabel."
         )
-    if objective.several and not dataset.several:
+    if objective.several and not dataset.is_multilabel:
         raise UsageError(
             f"Objective {recipe.objective} must have data with several labels an image (a .csv file with the header"
             f" file,labels), got one class for each in {dataset.name!r}."

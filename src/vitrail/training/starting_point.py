@@ -61,10 +61,10 @@ class Given(NamedTuple):
 
 def resolve_model(config: ModelConfig, dataset: Dataset, recipe: Recipe) -> ModelConfig:
     """The model for this data: channels, classes and, for small presets, the resolution come from DATA."""
-    output, pixels = OBJECTIVES[recipe.objective].output, dataset.first.in_memory
+    output, pixels = OBJECTIVES[recipe.objective].output, dataset.first_split.in_memory
     resolved = config.predicting(output).for_data(
         classes=0 if output == "features" else len(dataset.labels),
-        channels=channels_of(dataset.first),
+        channels=channels_of(dataset.first_split),
         resolution=None if pixels is None else pixels.shape[1:3],
         settings={name: value for name, value in recipe.model.items() if name not in ("classes", "channels")},
     )
@@ -106,7 +106,7 @@ def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Prepro
 def some_images(split: Split, preprocess: Preprocess, count: int, seed: int) -> torch.Tensor:
     """At most `count` random training images, preprocessed (B, C, H, W)."""
     chosen = rng.permutation(len(split), seed, stream="palette pictures")[:count]
-    loader = Loader(split.take(np.sort(chosen)), preprocess, batch=64, shuffle=False, on_damage="substitute")
+    loader = Loader(split.select(np.sort(chosen)), preprocess, batch=64, shuffle=False, on_damage="substitute")
     return torch.cat([preprocess.scale(batch.pixels) for batch in loader.epoch()])
 
 

@@ -261,7 +261,7 @@ def test_deit_answers_500_photos_the_same_even_if_only_the_format_speaks(tmp_pat
     )
     told = Told(preprocess=words if to in ("google", "torchvision") else ())
     convert(str(tmp_path / to), tmp_path / "again", "vitrail", told=told, verifies=False, images=CLOTHES)
-    split = open_data(data).first
+    split = open_data(data).first_split
     ours, again = (
         answer(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False)).probabilities.argmax(1)
         for bundle in (vitrail.load(tmp_path / "ours"), vitrail.load(tmp_path / "again"))

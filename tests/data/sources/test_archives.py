@@ -21,7 +21,7 @@ from PIL import Image
 from vitrail.core import memory
 from vitrail.core.errors import CorruptFileError, VitrailError
 from vitrail.core.sandbox import read_arrays
-from vitrail.data.doctor import examine
+from vitrail.data.doctor import find_problems
 from vitrail.data.loader import Loader
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources import archives
@@ -250,7 +250,9 @@ def test_an_archive_of_class_folders_is_the_folder(tmp_path, home, ending):
     archive = write_archive(tmp_path / f"set{ending}", PHOTOS | {"photos/README.txt": b"", "__MACOSX/photos/._1": b""})
     assert content_of(archive) == content_of(folder)
     assert open_data(archive).fingerprint() == open_data(archive).fingerprint() == open_data(folder).fingerprint()
-    assert [finding.kind for finding in examine(open_data(archive))] == [f.kind for f in examine(open_data(folder))]
+    assert [finding.kind for finding in find_problems(open_data(archive))] == [
+        f.kind for f in find_problems(open_data(folder))
+    ]
     kept = list(home.rglob("*.tar"))
     assert len(kept) == ending.endswith("gz")
     if kept:
@@ -266,7 +268,7 @@ def test_unused_files_in_an_archive_are_found_as_in_the_folder(tmp_path, ending)
     folder = write_folder(tmp_path, files) / "photos"
     archive = write_archive(tmp_path / f"set{ending}", files)
     for data, root in ((folder, tmp_path), (archive, archive)):
-        found = [finding for finding in examine(open_data(data)) if finding.kind == "ignored-file"]
+        found = [finding for finding in find_problems(open_data(data)) if finding.kind == "ignored-file"]
         assert [finding.message for finding in found] == ["3 files are not used"]
         assert found[0].files == tuple(sorted(f"{root}/{name}" for name in unused))
 
@@ -326,7 +328,7 @@ def test_three_thousand_members_open_at_once_and_names_in_korean(tmp_path):
     for archive in (write_zip(tmp_path / "many.zip", files), write_tar(tmp_path / "many.tar", files)):
         dataset = open_data(archive)
         assert dataset.labels == ("개", "고양이")
-        assert len(dataset.first) == 3_000
+        assert len(dataset.first_split) == 3_000
 
 
 def changed_tar(path: Path, **fields) -> Path:
@@ -635,14 +637,14 @@ def test_published_data_sets_are_recognised_by_looking(tmp_path, form, ending):
     assert dataset.notes[-1] == f"read as {said}"
     pixels = Preprocess(resolution=(6, 6), crop_fraction=1.0)
     assert content_of(data) == [(split, label, pixels.crop(png(i)).tobytes()) for split, label, i in truth]
-    assert not [finding for finding in examine(dataset) if finding.kind == "unreadable"]
+    assert not [finding for finding in find_problems(dataset) if finding.kind == "unreadable"]
 
 
 def test_a_thousand_wordnet_ids_are_the_class_numbers_of_imagenet(tmp_path):
     files = {f"ILSVRC2012_val_{i:08d}.JPEG": b"x" for i in range(1, 1001)}
     files[SYNSETS] = synsets(*(f"n{9999 - i}" for i in range(1000)))
     dataset = open_data(write_folder(tmp_path / "val", files))
-    assert dataset.labels[dataset.first.labels[0]] == "999"
+    assert dataset.labels[dataset.first_split.labels[0]] == "999"
     assert dataset.notes == (
         f"read as ImageNet's validation images with {SYNSETS}, classes numbered by their WordNet ids:"
         " 1,000 val images of 1,000 classes",
@@ -725,7 +727,7 @@ def test_a_published_set_that_is_incomplete_is_one_line(tmp_path, files, reason)
 def test_some_of_imagenets_images_have_the_lines_of_their_numbers(tmp_path):
     files = {f"ILSVRC2012_val_0000000{i}.JPEG": b"x" for i in (2, 4)}
     dataset = open_data(write_folder(tmp_path / "val", {**files, SYNSETS: synsets("n1", "n2", "n3", "n4")}))
-    assert [dataset.labels[label] for label in dataset.first.labels] == ["n2", "n4"]
+    assert [dataset.labels[label] for label in dataset.first_split.labels] == ["n2", "n4"]
 
 
 @pytest.mark.parametrize(
@@ -805,4 +807,4 @@ def test_torchvisions_folder_of_mnist(tmp_path):
         "train-labels-idx1-ubyte": bytes([0, 0, 8, 1, 0, 0, 0, 2, 0, 1]),
     }
     write_folder(raw, files)
-    assert [len(open_data(place).first) for place in (tmp_path, tmp_path / "MNIST", raw)] == [2, 2, 2]
+    assert [len(open_data(place).first_split) for place in (tmp_path, tmp_path / "MNIST", raw)] == [2, 2, 2]

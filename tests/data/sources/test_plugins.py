@@ -12,7 +12,7 @@ from vitrail.core.registry import Registry
 from vitrail.data.sources import registry
 from vitrail.data.sources.arrays import dataset_from_arrays
 from vitrail.data.sources.base import Source
-from vitrail.data.sources.registry import SOURCES, all_sources, describe_sources, open_data, open_images, some_images
+from vitrail.data.sources.registry import SOURCES, all_sources, describe_sources, open_data, open_images, sample_images
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_new_source_is_one_class_and_one_line(call, monkeypatch):
     monkeypatch.setattr(
         registry, "SOURCES", Registry("source", {"stripes": f"{__name__}:StripesInMemory", **SOURCES._own})
     )
-    assert len(open_data("stripes:5").first) == 5
+    assert len(open_data("stripes:5").first_split) == 5
     with pytest.raises(UsageError, match=r"fashion-mnist, stripes:2\), got 'stripe:5'\. Did you mean 'stripes:2'\?"):
         open_data("stripe:5")
     assert call("doctor", "stripes:6").stdout.split()[:6] == ["data", "stripes:6", "images", "6", "all", "classes"]
@@ -108,10 +108,10 @@ def test_images_that_are_not_sorted_are_data_without_classes(place):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
     found = open_images("loose")
-    assert (found.labels, found.first.images) == ((), ["loose/a.jpg", "loose/b.png"])
-    assert some_images("mixed", 9) == ["mixed/a.png", "mixed/cat/b.png"]
+    assert (found.labels, found.first_split.images) == ((), ["loose/a.jpg", "loose/b.png"])
+    assert sample_images("mixed", 9) == ["mixed/a.png", "mixed/cat/b.png"]
     mixed = open_images("mixed")
-    assert (mixed.labels, mixed.first.images) == (("cat",), ["mixed/cat/b.png"])
+    assert (mixed.labels, mixed.first_split.images) == (("cat",), ["mixed/cat/b.png"])
     assert mixed.notes == ("1 images beside the folders in 'mixed' are left out",)
     Path("empty").mkdir()
     with pytest.raises(UsageError, match="Data must have images, got the folder 'empty' without any"):

@@ -70,7 +70,7 @@ def test_files_at_any_depth_links_and_what_is_no_image(tmp_path):
     (tmp_path / "a" / "deep" / "back").symlink_to(tmp_path / "b")
     data = open_data(tmp_path)
     assert list(data.splits) == ["all"]
-    names = [os.path.relpath(path, tmp_path) for path in data.first.images]
+    names = [os.path.relpath(path, tmp_path) for path in data.first_split.images]
     assert {"a/deep/er/x.JPG", "a/y.png", "b/z.webp", "b/over/er/x.JPG"} <= set(names)
     assert len(names) < 12
 
@@ -142,14 +142,14 @@ def test_npz_files(tmp_path):
     np.savez(tmp_path / "all.npz", images=images, labels=labels)
     data = open_data(tmp_path / "all.npz")
     assert data.labels == ("2", "7", "10")
-    assert data.first.labels.tolist() == [2, 0, 0, 2, 1, 1]
+    assert data.first_split.labels.tolist() == [2, 0, 0, 2, 1, 1]
     np.savez(tmp_path / "words.npz", train_images=images[..., 0], train_labels=np.array(list("xyzxyz")))
     data = open_data(tmp_path / "words.npz")
     assert (data.labels, data.splits["train"].images.shape) == (("x", "y", "z"), (6, 5, 4, 1))
     np.savez(tmp_path / "named.npz", images=images, labels=labels % 3, classes=np.array(["wolf", "ape", "bee"]))
     data = open_data(tmp_path / "named.npz")
     assert data.labels == ("ape", "bee", "wolf")
-    assert [data.labels[index] for index in data.first.labels] == ["ape", "bee", "bee", "ape", "ape", "ape"]
+    assert [data.labels[index] for index in data.first_split.labels] == ["ape", "bee", "bee", "ape", "ape", "ape"]
 
 
 @pytest.mark.parametrize(
@@ -204,8 +204,8 @@ def test_csv_files(tmp_path):
     path.write_text('"sub/0, x.png",dog\n"sub/1, x.png",cat\n')
     data = open_data(path)
     assert data.labels == ("cat", "dog")
-    assert [data.labels[index] for index in data.first.labels] == ["dog", "cat"]
-    assert Path(data.first.images[1]).samefile(tmp_path / "sub" / "1, x.png")
+    assert [data.labels[index] for index in data.first_split.labels] == ["dog", "cat"]
+    assert Path(data.first_split.images[1]).samefile(tmp_path / "sub" / "1, x.png")
     path.write_text(
         '\ufeffid,Label,file,split\n7,dog,"sub/0, x.png",train\n8,cat,"sub/1, x.png",train\n\n9,cat,a.png,test\n'
     )
@@ -451,7 +451,7 @@ def test_csv_files_of_spreadsheets_are_read_in_their_encoding(tmp_path, encoding
     (tmp_path / "목록.csv").write_bytes(mark + text.encode(encoding))
     data = open_data(tmp_path / "목록.csv")
     assert data.labels == ("강아지", "고양이")
-    assert [os.path.relpath(path, tmp_path) for path in data.first.images] == ["사진/고양이1.png", "사진/2.png"]
+    assert [os.path.relpath(path, tmp_path) for path in data.first_split.images] == ["사진/고양이1.png", "사진/2.png"]
     assert data.notes == (() if name is None else (f"목록.csv is read as text in {name}",))
 
 

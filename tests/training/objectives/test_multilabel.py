@@ -18,7 +18,7 @@ from vitrail.bundles.decision import ONE_CLASS, SeveralLabels
 from vitrail.bundles.folder import ANSWER
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.dataset import sample_held_out
-from vitrail.data.doctor import examine
+from vitrail.data.doctor import find_problems
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.metrics import average_precision, best_thresholds, score_labels
 from vitrail.evaluation.protocols import evaluate
@@ -90,9 +90,9 @@ def test_a_csv_of_several_labels(tmp_path):
     (tmp_path / "a.csv").write_text("labels,file\nb; a ;b,0.png\n,1.png\nc,2.png\n")
     dataset = open_data(tmp_path / "a.csv")
     assert dataset.labels == ("a", "b", "c")
-    assert dataset.first.labels.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+    assert dataset.first_split.labels.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
     assert dataset.notes == ("read as images with several labels: 1 of 3 on average",)
-    kinds = {finding.kind: finding.files for finding in examine(dataset)}
+    kinds = {finding.kind: finding.files for finding in find_problems(dataset)}
     assert kinds["unlabelled"] == (str(tmp_path / "1.png"),)
     for text, reason in (
         ("file,labels\n1.png,;\n", "has no label in any line"),

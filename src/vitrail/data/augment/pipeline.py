@@ -37,7 +37,7 @@ def _crop(images: Photos, stream: Stream, settings: Augment, preprocess: Preproc
         if boxes is not None:
             crops = zip(images, boxes.tolist(), strict=True)
             return np.stack([preprocess.crop_box(image, tuple(box)) for image, box in crops])
-    if isinstance(images, np.ndarray) and preprocess.keeps(*images.shape[1:]):
+    if isinstance(images, np.ndarray) and preprocess.leaves_unchanged(*images.shape[1:]):
         return images
     return np.stack([preprocess.crop(image) for image in images])
 

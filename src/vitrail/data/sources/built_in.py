@@ -43,8 +43,8 @@ class Digits(BuiltIn):
         test = np.sort(np.concatenate([order[labels[order] == digit][:36] for digit in range(10)]))
         everything = Split("all", arrays["images"], labels)
         splits = {
-            "train": everything.take(np.setdiff1d(np.arange(len(labels)), test), "train"),
-            "test": everything.take(test, "test"),
+            "train": everything.select(np.setdiff1d(np.arange(len(labels)), test), "train"),
+            "test": everything.select(test, "test"),
         }
         return Dataset(self.word, tuple("0123456789"), splits, licence="cc-by-4.0")
 

@@ -45,7 +45,7 @@ class CsvFile(Source):
         if not labels:
             raise CorruptFileError(path=path, cause="has no label in any line")
         dataset = Dataset.from_files(str(path), files, labels, root=str(path.parent))
-        if not dataset.several:
+        if not dataset.is_multilabel:
             return dataclasses.replace(dataset, notes=notes)
         mean = sum(map(len, every)) / len(every)
         note = f"read as images with several labels: {mean:.2g} of {len(labels):,} on average"

@@ -90,7 +90,7 @@ def _siblings(path: str | Path) -> list[str]:
         return []
 
 
-def find_split(words: Sequence[str], split: str | None = None) -> "Split | None":
+def open_named_split(words: Sequence[str], split: str | None = None) -> "Split | None":
     """The images of a data set, if the words name one; None if they name files and folders. A path comes before a
     built-in name, and without a `split` any folder is a folder of files."""
     for word in words:
@@ -129,12 +129,12 @@ def open_images(data: AnyData) -> "Dataset":
     return open_data(data)
 
 
-def some_images(data: AnyData, count: int) -> list[Any]:
+def sample_images(data: AnyData, count: int) -> list[Any]:
     """At most `count` images, evenly spaced, of a data set or of any folder of images."""
     is_any_folder = isinstance(data, str | Path) and is_folder(data)
     files = list_images([data]) if is_any_folder else []
     split = _unlabelled(files) if files else open_data(data).for_evaluation(None)
-    return list(split.spread(count).images)
+    return list(split.sample_evenly(count).images)
 
 
 def _unlabelled(files: list[str]) -> "Split":

@@ -63,7 +63,7 @@ class SavedPredictions:
             data=dataset.name,
             split=split.name,
             labels=dataset.labels,
-            images=split.take(indices).keys(dataset.root),
+            images=split.select(indices).image_keys(dataset.root),
             truth=truth.astype(np.int32),
             answers=back[said].astype(np.int32),
             scores=probabilities[rows, said].astype(np.float32),

@@ -100,7 +100,7 @@ def _pixels(preprocess: Preprocess) -> list[str]:
         f'ground = Image.new("RGBA", image.size, {(*preprocess.background, 255)})',
         f'image = Image.alpha_composite(ground, image.convert("RGBA")).convert("{mode}")',
         *fitting,
-        f'canvas = Image.new("{mode}", ({width}, {height}), {preprocess.ground})',
+        f'canvas = Image.new("{mode}", ({width}, {height}), {preprocess.background_pixel})',
         f"canvas.paste(image.resize(size, Image.{preprocess.interpolation.upper()}),"
         f" (-round((size[0] - {width}) / 2), -round((size[1] - {height}) / 2)))",
         f"pixels = np.asarray(canvas, np.float32).reshape(1, {height}, {width}, {channels}) / 255",

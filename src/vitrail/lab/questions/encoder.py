@@ -307,7 +307,7 @@ def gradients(settings: dict[str, Any], images: Images, _bundles: list[Path], _f
     torch.manual_seed(settings["seed"])
     model = cast(ViT, build(read_config(settings))).train()
     lecun_normal_(model.head)
-    split = images.training.spread(_SAMPLE)
+    split = images.training.sample_evenly(_SAMPLE)
     logits = model(images.preprocess(split.images))
     torch.nn.functional.cross_entropy(logits, torch.from_numpy(np.asarray(split.labels))).backward()
     norms = [
@@ -323,7 +323,7 @@ def gradients(settings: dict[str, Any], images: Images, _bundles: list[Path], _f
 
 def batch_mates(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
     """Measure how much an image's output changes in training mode if the rest of its batch is replaced."""
-    pixels = images.preprocess(images.training.spread(16).images).double()
+    pixels = images.preprocess(images.training.sample_evenly(16).images).double()
     batch, other_batch = pixels[:8], torch.cat([pixels[:1], pixels[9:]])
     changes = {}
     for norm, document in settings.items():
@@ -338,7 +338,7 @@ def batch_mates(settings: dict[str, Any], images: Images, _bundles: list[Path], 
 def attention_entropy(_settings: dict[str, Any], images: Images, bundles: list[Path], _folder: Path) -> Outcome:
     """Measure the mean entropy of attention by layer. 1 is uniform."""
     model = cast(ViT, vitrail.load(bundles[0]).model)
-    activations = vitrail.look(model, images.preprocess(images.test.spread(_SAMPLE).images))
+    activations = vitrail.look(model, images.preprocess(images.test.sample_evenly(_SAMPLE).images))
     layout = model.layout()
     entropies = [
         float(measure_heads(activations.attention[layer], layout).entropy.mean())
@@ -355,7 +355,7 @@ def batch_statistics(settings: dict[str, Any], images: Images, bundles: list[Pat
         right = []
         with torch.no_grad():
             for start in range(0, len(images.test), batch):
-                part = images.test.take(np.arange(start, min(start + batch, len(images.test))))
+                part = images.test.select(np.arange(start, min(start + batch, len(images.test))))
                 right.append(model(images.preprocess(part.images)).argmax(1).numpy() == part.labels)
         accuracies.append(float(np.concatenate(right).mean()))
     return Outcome({"accuracies": accuracies}, {})

@@ -126,9 +126,11 @@ def learn(settings: dict[str, Any], images: Images, _bundles: list[Path], folder
     torch.manual_seed(settings["seed"])
     model = build(config)
     split = images.subset(settings["count"])
-    few = split.spread(_PROBED)
+    few = split.sample_evenly(_PROBED)
     scale = images.preprocess.scale
-    model.prepare(lambda count: scale(torch.from_numpy(np.asarray(split.spread(count).images))), settings["seed"])
+    model.prepare(
+        lambda count: scale(torch.from_numpy(np.asarray(split.sample_evenly(count).images))), settings["seed"]
+    )
     measured = {}
     if settings["objective"] is not None:
         changes = {"objective": settings["objective"], "label_smoothing": 0.0}
@@ -173,7 +175,7 @@ def _probe(model: AnyModel, images: Images, few: Split, layer: int) -> tuple[flo
 
 def probe_pixels(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
     """Fit a linear probe on raw pixels."""
-    few = images.subset(settings["count"]).spread(_PROBED)
+    few = images.subset(settings["count"]).sample_evenly(_PROBED)
     flat = [np.asarray(split.images, np.float32).reshape(len(split), -1) / 255 for split in (few, images.test)]
     linear, _ = ridge(flat[0], few.labels, classes=len(images.labels))
     return Outcome({"accuracy": float((linear(flat[1]).argmax(axis=1) == images.test.labels).mean())}, {})

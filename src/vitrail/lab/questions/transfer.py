@@ -196,7 +196,7 @@ def transfer(settings: dict[str, Any], images: Images, _bundles: list[Path], fol
     shots = [_few_shots(model, second, seed) for seed in range(DRAWS)]
     fresh = model.clone_with()
     fresh.reset_classifier(len(second.labels))
-    few = second.training.take(sample_per_class(second.training.labels, _TUNED, settings["seed"]))
+    few = second.training.select(sample_per_class(second.training.labels, _TUNED, settings["seed"]))
     shorter = {**settings, "seen": settings["seen"] // 10, "learning_rate": 0.3 * settings["learning_rate"]}
     fit(fresh, second, few, protocol(shorter, second), settings["seed"])
     tuned = correct_predictions(fresh, second, second.test)
@@ -224,13 +224,13 @@ def _select_classes(images: Images, classes: np.ndarray) -> Images:
 
 def _of_classes(split: Split, classes: np.ndarray) -> Split:
     chosen = np.flatnonzero(np.isin(split.labels, classes))
-    subset = split.take(chosen)
+    subset = split.select(chosen)
     return dataclasses.replace(subset, labels=np.searchsorted(classes, subset.labels))
 
 
 def _few_shots(model: Any, images: Images, seed: int) -> float:
     """Return the test accuracy of least squares on the features of a few images per class."""
-    few = images.training.take(sample_per_class(images.training.labels, SHOTS, seed, stream="lab shots"))
+    few = images.training.select(sample_per_class(images.training.labels, SHOTS, seed, stream="lab shots"))
     features = [extract(model, images.preprocess, split, workers=0, batch=500) for split in (few, images.test)]
     linear, _ = ridge(features[0], few.labels, classes=len(images.labels))
     return float((linear(features[1]).argmax(axis=1) == images.test.labels).mean())

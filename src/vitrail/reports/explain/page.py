@@ -82,9 +82,9 @@ def embedded_images(bundle: Bundle) -> list[Shown]:
     """Up to forty images that ship with the package, of the model's size, channels and classes."""
     for name in EMBEDDED:
         data = open_data(name)
-        split: Split = data.splits["test"].spread(MOST_IMAGES)
+        split: Split = data.splits["test"].sample_evenly(MOST_IMAGES)
         pixels = np.asarray(split.in_memory)
-        if bundle.preprocess.keeps(*pixels.shape[1:]) and set(data.labels) == set(bundle.labels or ()):
+        if bundle.preprocess.leaves_unchanged(*pixels.shape[1:]) and set(data.labels) == set(bundle.labels or ()):
             truths = [data.labels[label] for label in split.labels]
             return [Shown(one, truth, truth) for one, truth in zip(pixels, truths, strict=True)]
     raise UsageError(

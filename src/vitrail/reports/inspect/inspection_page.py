@@ -19,7 +19,7 @@ from PIL import Image
 from vitrail.core.files import atomic_folder, write_json
 from vitrail.core.notebook import in_frame
 from vitrail.core.settings import counted
-from vitrail.data.thumbnail import data_image
+from vitrail.data.thumbnail import image_data_url
 from vitrail.reports.inspect.panel import Figure, Panel, rgb
 from vitrail.reports.inspect.panel_results import PanelResults, join
 from vitrail.reports.inspect.shared_messages import SHARED
@@ -139,7 +139,7 @@ def make_page(found: PanelResults, contents: Mapping[Panel, str]) -> str:
     # Each image is in the page once, as the background of whatever shows it.
     style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
     style += "".join(
-        f'.p{number} {{ background-image: url("{data_image(rgb(context.pixels(number)), photo=True)}"); }}'
+        f'.p{number} {{ background-image: url("{image_data_url(rgb(context.pixels(number)), photo=True)}"); }}'
         for number in range(len(context.shown))
     )
     title = word("page-title", model=config.name or config.family)

@@ -20,7 +20,7 @@ from vitrail.core.html import Html, escape
 from vitrail.core.message_files import Messages
 from vitrail.core.settings import Pair
 from vitrail.data.preprocess import ImageLike
-from vitrail.data.thumbnail import data_image
+from vitrail.data.thumbnail import image_data_url
 from vitrail.evaluation.metrics import mean_interval
 from vitrail.models.activations import Activations
 from vitrail.models.base import AnyModel, Layout
@@ -294,7 +294,7 @@ def wide_image(pixels: Figure, text: str) -> str:
 
 def _address(pixels: Figure) -> str:
     assert isinstance(pixels, np.ndarray)
-    return data_image(pixels)
+    return image_data_url(pixels)
 
 
 def rgb(pixels_HWC: np.ndarray) -> np.ndarray:

@@ -167,7 +167,7 @@ def _mistakes(answers: Answers, split: Split, names: tuple[str, ...], preprocess
         caption = (
             f'{escape(true)}<br><span class="wrong">{called}</span>'
             f" ({answers.probabilities[place, said[place]]:.1%})<br>"
-            f'<span class="quiet">{escape(Path(split.name_of(index)).name)}</span>'
+            f'<span class="quiet">{escape(Path(split.image_name(index)).name)}</span>'
         )
         shown.append(f"<figure>{shown_image}{caption}</figure>")
     note = word("mistakes-note", "p", shown=len(shown), wrong=len(wrong), count=len(said))

@@ -302,7 +302,7 @@ def test_the_page_of_inspect_says_that_patches_share_tokens(tmp_path):
 @pytest.fixture(scope="module")
 def curve():
     bundle = vitrail.load("fashion")
-    images = open_data("fashion-40").first.images[:20]
+    images = open_data("fashion-40").first_split.images[:20]
     told = []
     return bundle, images, find_merge(bundle, images, 0.05, tell=told.append), told
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrail.analysis.heads import reading
 from vitrail.core.errors import UsageError
 from vitrail.core.message_files import load_messages
-from vitrail.data.thumbnail import data_image
+from vitrail.data.thumbnail import image_data_url
 from vitrail.models.activations import Activations, count_all_from
 from vitrail.models.base import Layout
 from vitrail.reports.attention_figure import attention_figure
@@ -167,7 +167,7 @@ class AttentionPanel(Panel):
             largest = part.max(axis=1, initial=0)
             parts.append(np.round(self.levels * np.sqrt(part / np.maximum(largest, 1e-30)[:, None])).astype(np.uint8))
             peaks.append([float(f"{peak:.4g}") for peak in largest])
-        image = data_image(np.concatenate(parts, axis=1)[..., None])
+        image = image_data_url(np.concatenate(parts, axis=1)[..., None])
         return {"heads": heads, "rows": queries, "image": image, "peaks": peaks}
 
     def least_bytes(self) -> int:

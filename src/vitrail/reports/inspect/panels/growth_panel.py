@@ -9,7 +9,7 @@ from vitrail.analysis.heads import measure_heads
 from vitrail.analysis.position_structure import Structure, position_table, similarity, structure
 from vitrail.bundles.bundle import Bundle, load
 from vitrail.core.message_files import load_messages
-from vitrail.data.thumbnail import data_image
+from vitrail.data.thumbnail import image_data_url
 from vitrail.models.activations import look
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, prepare
 from vitrail.reports.inspect.panels.positions_panel import similarity_tiles
@@ -115,7 +115,7 @@ class GrowthPanel(Panel):
             parts.append(figure(self.word("positions"), self.word("positions-note"), str(figures["growth-positions"])))
             some = [tiled[at] for at in sorted({round(x) for x in np.linspace(0, len(tiled) - 1, _TILES)})]
             tiles = "".join(
-                f'<div><img class="wide" src="{data_image(one.tiles)}" alt="">'
+                f'<div><img class="wide" src="{image_data_url(one.tiles)}" alt="">'
                 f"<small>{self.word('after-steps', step=f'{one.step:,}')}</small></div>"
                 for one in some
                 if one.tiles is not None

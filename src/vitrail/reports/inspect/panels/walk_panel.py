@@ -15,7 +15,7 @@ from vitrail.core.errors import UsageError
 from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
 from vitrail.core.settings import Pair
-from vitrail.data.thumbnail import data_image
+from vitrail.data.thumbnail import image_data_url
 from vitrail.models.activations import Activations
 from vitrail.models.base import AnyModel
 from vitrail.models.device import evaluating
@@ -204,7 +204,7 @@ class WalkthroughPanel(Panel):
             if step.maps is not None:
                 parts.append(f'<div class="channels">{_name(step)}{self._tiles(step)}</div>')
             elif step.source is not None and step.source.shows == "states":
-                sheet = data_image(signed(_array(step.source.extra)))
+                sheet = image_data_url(signed(_array(step.source.extra)))
                 parts.append(f'<div class="channels">{_name(step)}<img class="sheet" src="{sheet}" alt=""></div>')
         reads = "".join(
             f'<div><canvas class="map" aria-hidden="true" data-reads="{number} {index}"></canvas>'
@@ -244,7 +244,7 @@ class WalkthroughPanel(Panel):
         rows, columns = step.grid
         return (
             f'<div class="photo place" style="aspect-ratio: {columns} / {rows}" data-grid="{rows} {columns}">'
-            f'<img src="{data_image(colours)}" alt="{escape(step.key)}"><div class="mark"></div></div>'
+            f'<img src="{image_data_url(colours)}" alt="{escape(step.key)}"><div class="mark"></div></div>'
         )
 
     def _tiles(self, step: ShownStep, rows: int = 1) -> str:
@@ -253,7 +253,7 @@ class WalkthroughPanel(Panel):
         tiles = sequential(step.maps / max(float(step.maps.max()), 1e-12))
         framed = np.pad(tiles, ((0, -len(tiles) % rows), (0, 1), (0, 1), (0, 0)), constant_values=255)
         lines = [np.concatenate(list(line), axis=1) for line in np.split(framed, rows)]
-        return f'<img class="sheet" src="{data_image(np.concatenate(lines))}" alt="">'
+        return f'<img class="sheet" src="{image_data_url(np.concatenate(lines))}" alt="">'
 
     def _strip(self, number: int, index: int, step: ShownStep) -> str:
         if not step.vector.size:
