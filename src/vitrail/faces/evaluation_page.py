@@ -10,6 +10,7 @@ from vitrail.core.files import atomic_folder, write_json, write_text
 from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.thumbnail import thumbnail_data_url
 from vitrail.evaluation.verification import BINS, DRAWS, Curve
 from vitrail.faces.embed import Face
 from vitrail.faces.recognition import FaceEvaluation

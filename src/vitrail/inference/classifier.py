@@ -17,6 +17,7 @@ from vitrail.core.settings import check_integer
 from vitrail.core.watchdog import step
 from vitrail.data.prefetch import prefetch
 from vitrail.data.preprocess import ImageLike
+from vitrail.data.thumbnail import thumbnail_data_url
 from vitrail.inference.engine import DEFAULT_REQUEST, EngineChoice, EngineRequest, Run, batch_for, cores, limit_threads
 from vitrail.inference.registry import ENGINES
 

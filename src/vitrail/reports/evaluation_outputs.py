@@ -17,6 +17,7 @@ from vitrail.core.html import Html
 from vitrail.core.intervals import wilson
 from vitrail.data.prefetch import prefetch
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.thumbnail import thumbnail_data_url
 from vitrail.evaluation.metrics import doubtful_labels
 from vitrail.evaluation.paired import Paired
 from vitrail.evaluation.predictions.saved import SavedPredictions
