@@ -20,7 +20,7 @@ from PIL import Image
 import vitrail
 from tests.bundles.test_bundle import FIXTURE, GREY_8, make, tiny
 from tests.models.families.test_contract import ONE_PER_FAMILY
-from vitrail.bundles.decision import ONE_CLASS, SeveralLabels
+from vitrail.bundles.decision import SINGLE_LABEL, MultiLabel
 from vitrail.cli import main
 from vitrail.core import watchdog
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
@@ -207,7 +207,7 @@ def test_the_graph_and_what_it_says_of_itself(bundle):
 def test_an_engine_that_answers_otherwise_is_refused():
     rng = np.random.default_rng(0)
     torchs = Outputs(rng.normal(size=(40, 3)), rng.normal(size=(40, 16)))
-    proof = prove(Outputs(torchs.logits + 1e-6, torchs.features - 1e-5), torchs, ONE_CLASS)
+    proof = prove(Outputs(torchs.logits + 1e-6, torchs.features - 1e-5), torchs, SINGLE_LABEL)
     assert (proof["pictures"], proof["same_answers"]) == (40, 40)
     assert proof["max_logit_difference"] == pytest.approx(1e-6)
     assert proof["max_feature_difference"] == pytest.approx(1e-5)
@@ -218,18 +218,18 @@ def test_an_engine_that_answers_otherwise_is_refused():
         (Outputs(tied.logits[:, ::-1], tied.features), tied),
     ):
         with pytest.raises(VitrailError, match="is not kept; use engine torch"):
-            prove(found, expected, ONE_CLASS)
-    rough = prove(Outputs(torchs.logits + 0.2, torchs.features), torchs, ONE_CLASS, "int8")
+            prove(found, expected, SINGLE_LABEL)
+    rough = prove(Outputs(torchs.logits + 0.2, torchs.features), torchs, SINGLE_LABEL, "int8")
     assert rough["same_answers"] == 40
     with pytest.raises(VitrailError, match=r"in int8 predicts .* is not kept; use float32"):
-        prove(Outputs(rng.normal(size=(40, 3)), torchs.features), torchs, ONE_CLASS, "int8")
+        prove(Outputs(rng.normal(size=(40, 3)), torchs.features), torchs, SINGLE_LABEL, "int8")
 
 
 def test_answers_with_several_labels_are_compared_as_such():
-    features, answer = np.zeros((2, 1)), SeveralLabels(thresholds=(0.5, 0.5))
+    features, answer = np.zeros((2, 1)), MultiLabel(thresholds=(0.5, 0.5))
     torchs = Outputs(np.array([[3.0, -1e-6], [2.0, 1.0]]), features)
     found = Outputs(np.array([[3.0, 1e-6], [2.0, 1.0]]), features)
-    assert prove(found, torchs, ONE_CLASS)["same_answers"] == 2
+    assert prove(found, torchs, SINGLE_LABEL)["same_answers"] == 2
     assert prove(found, torchs, answer, "int8")["same_answers"] == 1
     with pytest.raises(VitrailError, match="predicts 1 of 2 images differently"):
         prove(found, torchs, answer)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.bundles.decision import ONE_CLASS, Answer
+from vitrail.bundles.decision import SINGLE_LABEL, DecisionRule
 from vitrail.core.errors import UsageError
 from vitrail.core.settings import Pair
 from vitrail.models.base import AnyModel
@@ -54,7 +54,7 @@ def fill(image_CHW: Tensor, gone_KN: Tensor, grid: Pair) -> Tensor:
 
 @torch.inference_mode()
 def ask(
-    model: AnyModel, image_CHW: Tensor, gone_KN: Tensor, grid: Pair, label: int, answer: Answer = ONE_CLASS
+    model: AnyModel, image_CHW: Tensor, gone_KN: Tensor, grid: Pair, label: int, answer: DecisionRule = SINGLE_LABEL
 ) -> np.ndarray:
     """Probabilities (K) of a class for an image without the cells of each row of `gone_KN`."""
     answers = []
@@ -65,7 +65,9 @@ def ask(
     return np.concatenate(answers)
 
 
-def occlusion(model: AnyModel, image_CHW: Tensor, label: int, grid: Pair, answer: Answer = ONE_CLASS) -> np.ndarray:
+def occlusion(
+    model: AnyModel, image_CHW: Tensor, label: int, grid: Pair, answer: DecisionRule = SINGLE_LABEL
+) -> np.ndarray:
     """Occlusion map (h, w): how much the class's probability falls without each cell."""
     count = grid[0] * grid[1]
     gone = torch.cat([torch.zeros(1, count), torch.eye(count)]).to(image_CHW.device)
@@ -81,7 +83,7 @@ def faith(
     grid: Pair,
     steps: int = 20,
     *,
-    answer: Answer = ONE_CLASS,
+    answer: DecisionRule = SINGLE_LABEL,
 ) -> Faith:
     """Deletion and insertion (arXiv 1806.07421) of a map (h, w) on cells."""
     order = np.argsort(-order_map.ravel(), kind="stable")
@@ -104,7 +106,7 @@ def patch_drop(
     shares: Sequence[float],
     draws: int = 5,
     seed: int = 0,
-    answer: Answer = ONE_CLASS,
+    answer: DecisionRule = SINGLE_LABEL,
 ) -> np.ndarray:
     """The class's probability (shares, draws) without random shares of the cells, `draws` times each (arXiv
     2105.10497)."""

@@ -239,7 +239,7 @@ def receive_predictions(
         return lambda names, labels, parts: lambda prediction: None
 
     def begin(names: Sequence[str], labels: Sequence[str], parts: "Parts") -> "Callable[[Prediction], None]":
-        row = _print_line if given.json else prediction_table(names, labels, blank=parts.answer.nothing)
+        row = _print_line if given.json else prediction_table(names, labels, blank=parts.answer.no_label)
         return row if not files else _outlive_reader(row)
 
     return begin

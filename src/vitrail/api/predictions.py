@@ -384,7 +384,7 @@ def predict(
     parts = classifier.parts
     parts.answer.check_threshold(threshold)
     if outputs is not None and outputs.need_classes:
-        parts.check_one_class("--output, --page and --sort")
+        parts.check_single_label("--output, --page and --sort")
     if hasattr(images, "shape") and not isinstance(chosen[0], str):  # all pixels are wrong if the first ones are
         classifier.preprocess.read(chosen[0])
     result = Predictions()

@@ -24,8 +24,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitrail.bundles.card import model_card
-from vitrail.bundles.decision import ONE_CLASS, Answer
-from vitrail.bundles.folder import ANSWER, FORMAT, check_folder
+from vitrail.bundles.decision import SINGLE_LABEL, DecisionRule
+from vitrail.bundles.folder import ANSWER_FILE, FORMAT, check_folder
 from vitrail.bundles.metadata import Parts, read_parts
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import MANIFEST, atomic_folder, checksum, named_in_utf8, read_json, write_json
@@ -51,7 +51,7 @@ class Measured(NamedTuple):
     """Configuration of the model, this very object: a new head or another model has another one."""
     preprocess: Preprocess
     labels: tuple[str, ...] | None
-    answer: Answer
+    answer: DecisionRule
     weights: str
     """SHA-256 of the model.safetensors that it was loaded from, otherwise the bundle's fingerprint; empty without
     claims."""
@@ -93,7 +93,7 @@ class Bundle:
     """The name of each class, in the order of the logits."""
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Where the model comes from; anything that JSON can hold."""
-    answer: Answer = ONE_CLASS
+    answer: DecisionRule = SINGLE_LABEL
     """What the logits answer: one class, or several labels with their thresholds."""
     measured: Measured | None = dataclasses.field(default=None, repr=False, compare=False)
     """What the provenance's scores were measured on; by default, this model as it is now."""
@@ -151,7 +151,7 @@ class Bundle:
     def fingerprint(self) -> str:
         """SHA-256 of everything that its answers depend on: settings, preprocessing, labels, answer and weights."""
         known = [self.model.config.to_document(), self.preprocess.to_json(), self.labels]
-        if self.answer != ONE_CLASS:  # other fingerprints are what they were before there were answers
+        if self.answer != SINGLE_LABEL:  # other fingerprints are what they were before there were answers
             known.append(self.answer.to_json())
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
         for name, tensor in sorted(self.model.state_dict().items()):
@@ -187,12 +187,12 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
         raise UsageError(f"Model must be as its configuration says (and not compiled or wrapped), got: {problems}.")
     with atomic_folder(Path(path), force=force) as folder:
         extensions = {"extensions": config.extensions} if config.extensions else {}
-        document = {"format": 1 if bundle.answer == ONE_CLASS else FORMAT, **extensions, **config.to_document()}
+        document = {"format": 1 if bundle.answer == SINGLE_LABEL else FORMAT, **extensions, **config.to_document()}
         write_json(folder / "config.json", document)
         write_json(folder / "preprocess.json", parts.preprocess.to_json())
         write_json(folder / "labels.json", parts.labels)
-        if bundle.answer != ONE_CLASS:
-            write_json(folder / ANSWER, bundle.answer.to_json())
+        if bundle.answer != SINGLE_LABEL:
+            write_json(folder / ANSWER_FILE, bundle.answer.to_json())
         save_tensors(tensors, folder / "model.safetensors")
         provenance = parts.provenance
         if bundle.measured is not None and not bundle.measured.is_of(bundle, folder / "model.safetensors"):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.bundles.bundle import Bundle, load, not_finite, save
 from vitrail.bundles.catalogue import catalogue
-from vitrail.bundles.decision import ONE_CLASS, answer_from_json
+from vitrail.bundles.decision import SINGLE_LABEL, decision_rule_from_json
 from vitrail.bundles.file_names import CARD
 from vitrail.bundles.folder import EMBEDDED
 from vitrail.bundles.formats.base import Checkpoint, Reading, WeightFormat, join_tensors, split_tensors
@@ -301,7 +301,7 @@ def _beside(checkpoint: Checkpoint) -> tuple[Stated | None, str | None]:
     try:
         config = read_model(stated["config"])
         labels = None if stated["labels"] is None else tuple(stated["labels"])
-        answer = answer_from_json(stated["answer"]) if "answer" in stated else ONE_CLASS
+        answer = decision_rule_from_json(stated["answer"]) if "answer" in stated else SINGLE_LABEL
         reading = Reading(config, Preprocess.from_json(stated["preprocess"]), labels, answer=answer)
         return Stated(reading, dict(stated["provenance"])), None
     except (KeyError, TypeError, ValueError, UsageError) as error:
@@ -354,7 +354,7 @@ def _write(
     if config.embedding:
         raise unknown_to(target.name, f"an embedding of {config.embedding} in place of a head")
     notes = target.check(bundle)
-    if bundle.answer != ONE_CLASS:
+    if bundle.answer != SINGLE_LABEL:
         notes = [*notes, f"{target.name} does not know that the logits answer with several labels: use a sigmoid"]
     theirs = split_tensors(target.entries(config), bundle.model.state_dict())
     with atomic_folder(destination, force=force) as folder:
@@ -371,7 +371,7 @@ def _write(
                 "config": config.to_document(),
                 "preprocess": bundle.preprocess.to_json(),
                 "labels": bundle.labels,
-                **({} if bundle.answer == ONE_CLASS else {"answer": bundle.answer.to_json()}),
+                **({} if bundle.answer == SINGLE_LABEL else {"answer": bundle.answer.to_json()}),
                 "provenance": bundle.provenance,
                 "proof": proof,
             },

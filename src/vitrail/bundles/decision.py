@@ -1,8 +1,8 @@
-"""What a model's logits answer: one class for an image, or any number of labels. Stored in the bundle.
+"""Decision rules: how logits become labels. Each bundle stores one.
 
-Each kind is one class: how logits become probabilities, and what of them a prediction names. A bundle that answers with
-one class has format 1 and no document of this; others have format 2 and `answer.json`, because an older version would
-read their logits as one class.
+`SingleLabel` (softmax) chooses the best classes, `MultiLabel` (sigmoid) every label above its threshold. A bundle with
+`SingleLabel` has format 1 and no file for the rule. Other bundles have format 2 and `answer.json`: older versions of
+vitrail would apply softmax to their logits, so they must not read them.
 """
 
 import dataclasses
@@ -17,57 +17,60 @@ from vitrail.core.settings import Bounds
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TOP = 5  # classes that are named by default
+_DEFAULT_TOP_K = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Answer(ABC):
-    """One kind of answer."""
+class DecisionRule(ABC):
+    """How logits become probabilities, and which labels a prediction has."""
 
     kind: ClassVar[str]
     equation: ClassVar[str]
-    """How probabilities p follow from logits l, in plain text."""
-    program: ClassVar[str]
-    """The same as a line of Python: `scores` from the array `logits` of an image."""
-    nothing: ClassVar[str] = ""
-    """What stands for a prediction that names nothing, if that can be."""
+    """Probabilities p as a function of logits l, in plain text."""
+    python_code: ClassVar[str]
+    """Line of Python that computes `scores` from the array `logits` of one image."""
+    no_label: ClassVar[str] = ""
+    """Text shown when no label reaches its threshold. Empty if every prediction has a label."""
 
     @abstractmethod
     def probabilities(self, logits_BK: "Tensor") -> "Tensor":
-        """Logits as probabilities."""
+        """Convert logits to probabilities."""
 
     @abstractmethod
     def scores(self, logits_K: np.ndarray) -> np.ndarray:
-        """The same for one image, without torch."""
+        """Convert the logits of one image to probabilities with numpy."""
 
     @abstractmethod
-    def chosen(self, scores_K: np.ndarray, top_k: int | None, threshold: float | None) -> np.ndarray:
-        """Indices of the classes that a prediction names, best first."""
+    def choose(self, scores_K: np.ndarray, top_k: int | None, threshold: float | None) -> np.ndarray:
+        """Return the indices of the predicted classes, best first. None means the rule's default."""
 
     @abstractmethod
     def decide(self, logits_BK: np.ndarray) -> np.ndarray:
-        """The answers to compare with others' or with the truth: one row of integers for each image."""
+        """Return one row of integers for each image: its class, or 0 or 1 for each label.
+
+        Predictions are equal if their rows are equal.
+        """
 
     def check_threshold(self, threshold: float | None) -> None:
-        """Refuse a threshold where there is none, or that is no probability."""
+        """Raise UsageError for a threshold that is not a probability or that the rule cannot apply."""
         if threshold is not None:
             Bounds(0, 1).check("threshold", threshold)
 
-    def check(self, classes: int) -> None:  # noqa: B027 - most kinds have no settings
-        """Refuse settings that do not fit a model of so many classes."""
+    def check(self, classes: int) -> None:  # noqa: B027 - most rules have no settings
+        """Raise UsageError if the settings do not fit the number of classes."""
 
     def to_json(self) -> dict[str, Any]:
-        """The kind and its settings."""
+        """Return the kind and the settings."""
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OneClass(Answer):
-    """Exactly one of the classes: softmax."""
+class SingleLabel(DecisionRule):
+    """Each image has exactly one class: softmax."""
 
     kind = "class"
     equation = "p_k = e^(l_k) / (sum_j e^(l_j))"
-    program = "scores = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()"
+    python_code = "scores = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()"
 
     def probabilities(self, logits_BK: "Tensor") -> "Tensor":
         return logits_BK.softmax(-1)
@@ -76,28 +79,28 @@ class OneClass(Answer):
         shares_K = np.exp(logits_K - logits_K.max())
         return shares_K / shares_K.sum()
 
-    def chosen(self, scores_K: np.ndarray, top_k: int | None, threshold: float | None) -> np.ndarray:
-        return np.argsort(-scores_K, kind="stable")[: _TOP if top_k is None else top_k]
+    def choose(self, scores_K: np.ndarray, top_k: int | None, threshold: float | None) -> np.ndarray:
+        return np.argsort(-scores_K, kind="stable")[: _DEFAULT_TOP_K if top_k is None else top_k]
 
     def decide(self, logits_BK: np.ndarray) -> np.ndarray:
         return logits_BK.argmax(axis=1)[:, None]
 
     def check_threshold(self, threshold: float | None) -> None:
         if threshold is not None:
-            raise UsageError("Threshold must be for a bundle that answers with several labels, got one of one class.")
+            raise UsageError("Threshold must be for a bundle with several labels for an image, got one with one class.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SeveralLabels(Answer):
-    """Each label by itself: sigmoid, and a threshold for each label."""
+class MultiLabel(DecisionRule):
+    """Each image has any number of labels: sigmoid, and a threshold for each label."""
 
     kind = "labels"
     equation = "p_k = 1 / (1 + e^(-l_k))"
-    program = "scores = 1 / (1 + np.exp(-logits))"
-    nothing = "(no label)"
+    python_code = "scores = 1 / (1 + np.exp(-logits))"
+    no_label = "(no label)"
 
     thresholds: tuple[float, ...]
-    """A label is named if its probability is at least this."""
+    """Least probability of each label at which it is predicted."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.thresholds, list | tuple):
@@ -112,10 +115,10 @@ class SeveralLabels(Answer):
     def scores(self, logits_K: np.ndarray) -> np.ndarray:
         return 1 / (1 + np.exp(-np.clip(logits_K.astype(np.float64), -700, 700)))
 
-    def chosen(self, scores_K: np.ndarray, top_k: int | None, threshold: float | None) -> np.ndarray:
+    def choose(self, scores_K: np.ndarray, top_k: int | None, threshold: float | None) -> np.ndarray:
         least = self.thresholds if threshold is None else threshold
-        order = np.argsort(-scores_K, kind="stable")
-        return order[(scores_K >= least)[order]][:top_k]
+        best_first = np.argsort(-scores_K, kind="stable")
+        return best_first[(scores_K >= least)[best_first]][:top_k]
 
     def decide(self, logits_BK: np.ndarray) -> np.ndarray:
         return (self.scores(logits_BK) >= np.asarray(self.thresholds)).astype(np.int64)
@@ -127,12 +130,12 @@ class SeveralLabels(Answer):
             )
 
 
-ANSWERS: dict[str, type[Answer]] = {kind.kind: kind for kind in (OneClass, SeveralLabels)}
+DECISION_RULES: dict[str, type[DecisionRule]] = {rule.kind: rule for rule in (SingleLabel, MultiLabel)}
 
-ONE_CLASS = OneClass()
+SINGLE_LABEL = SingleLabel()
 
 
-def answer_from_json(document: Any) -> Answer:
-    """The answer that `to_json` wrote. Another document raises KeyError, TypeError or ValueError."""
+def decision_rule_from_json(document: Any) -> DecisionRule:
+    """Read the result of `DecisionRule.to_json`. Raise KeyError, TypeError or ValueError for other documents."""
     fields = dict(document)
-    return ANSWERS[fields.pop("kind")](**fields)
+    return DECISION_RULES[fields.pop("kind")](**fields)

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from vitrail.bundles.folder import ANSWER
+from vitrail.bundles.folder import ANSWER_FILE
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import MANIFEST, read_json
 
@@ -15,7 +15,7 @@ DOCUMENTS = ("config.json", "preprocessor_config.json", "vitrail.json")
 """JSON documents of other libraries, and ours beside them."""
 ENDINGS = (".safetensors", ".npz", *PICKLES)
 """How the names of checkpoints end."""
-BESIDE = (*DOCUMENTS, CARD, MANIFEST, "preprocess.json", "labels.json", "provenance.json", ANSWER)
+BESIDE = (*DOCUMENTS, CARD, MANIFEST, "preprocess.json", "labels.json", "provenance.json", ANSWER_FILE)
 """Files beside the tensors that are read, of other libraries and of bundles."""
 WEIGHTS = (
     "model.safetensors",

@@ -17,7 +17,7 @@ from vitrail.models.positions import POSITIONS
 
 FORMAT = 2
 """The newest format. Format 1 is still written where it says everything: what answers with one class."""
-ANSWER = "answer.json"
+ANSWER_FILE = "answer.json"
 """In format 2: what the logits answer."""
 FILES = ("config.json", "model.safetensors", "preprocess.json", "labels.json", "provenance.json", "README.md")
 
@@ -99,13 +99,13 @@ def read_config(folder: Path) -> ModelConfig:
         )
     if version > FORMAT:
         raise VitrailError(f"{str(folder)!r} has format {version}; this vitrail reads up to {FORMAT}. Upgrade vitrail.")
-    for name in (MANIFEST, *FILES, *([ANSWER] if version > 1 else [])):
+    for name in (MANIFEST, *FILES, *([ANSWER_FILE] if version > 1 else [])):
         if not (folder / name).is_file():
             raise CorruptFileError(
                 path=folder / name, cause="is missing or not a file", advice="Restore it from a copy."
             )
-    if version == 1 and (folder / ANSWER).exists():  # an older version would read its logits as one class
-        raise CorruptFileError(path=folder / ANSWER, cause="must not be in a bundle of format 1")
+    if version == 1 and (folder / ANSWER_FILE).exists():  # an older version would read its logits as one class
+        raise CorruptFileError(path=folder / ANSWER_FILE, cause="must not be in a bundle of format 1")
     verify(folder, ("config.json",))
     if "extensions" in fields:
         _check_extensions(folder, fields.pop("extensions"))

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vitrail.bundles.decision import ONE_CLASS, Answer, answer_from_json
-from vitrail.bundles.folder import ANSWER, FILES, check_folder, read_config
+from vitrail.bundles.decision import SINGLE_LABEL, DecisionRule, decision_rule_from_json
+from vitrail.bundles.folder import ANSWER_FILE, FILES, check_folder, read_config
 from vitrail.core.errors import CorruptFileError, UsageError, first_line
 from vitrail.core.files import MANIFEST, read_json, verify
 from vitrail.data.preprocess import Preprocess
@@ -28,7 +28,7 @@ class Parts:
     preprocess: Preprocess
     labels: tuple[str, ...] | None = None
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
-    answer: Answer = ONE_CLASS
+    answer: DecisionRule = SINGLE_LABEL
     """What the logits answer."""
 
     def __post_init__(self) -> None:
@@ -60,10 +60,10 @@ class Parts:
     def _objective(self) -> str:
         return self.provenance.get("objective", "classify")
 
-    def check_one_class(self, what: str) -> None:
+    def check_single_label(self, what: str) -> None:
         """Refuse a model that does not answer with one class, for what needs one."""
         self.check_classifies()
-        if self.answer != ONE_CLASS:
+        if self.answer != SINGLE_LABEL:
             raise UsageError(f"{what} must have a bundle that answers with one class, got one of several labels.")
 
     def check_classifies(self) -> None:
@@ -99,10 +99,10 @@ def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
         # Version 0.1.0.dev0 gave a model without a head one class and a head of zeros.
         config = config.replace(classes=0)
     try:
-        answer: Answer = ONE_CLASS  # format 1
-        if ANSWER in read_json(folder / MANIFEST)["files"] or (folder / ANSWER).exists():
-            verify(folder, [ANSWER])
-            answer = answer_from_json(read_json(folder / ANSWER))
+        answer: DecisionRule = SINGLE_LABEL  # format 1
+        if ANSWER_FILE in read_json(folder / MANIFEST)["files"] or (folder / ANSWER_FILE).exists():
+            verify(folder, [ANSWER_FILE])
+            answer = decision_rule_from_json(read_json(folder / ANSWER_FILE))
         return Parts(
             config=config,
             preprocess=Preprocess.from_json(read_json(folder / "preprocess.json")),

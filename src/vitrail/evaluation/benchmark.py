@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitrail.bundles.decision import SeveralLabels
+from vitrail.bundles.decision import MultiLabel
 from vitrail.bundles.metadata import Parts, read_parts
 from vitrail.core.intervals import wilson
 from vitrail.core.settings import check_integer
@@ -31,7 +31,7 @@ class Compared(NamedTuple):
 
     data: str
     decisions: dict[EngineChoice, np.ndarray]
-    """Answers, as `Answer.decide` gives them; the first choice's are those that others are compared with."""
+    """Answers, as `DecisionRule.decide` gives them; the first choice's are those that others are compared with."""
     truth: np.ndarray | None
     """Right answers, if the data has the bundle's classes."""
 
@@ -124,7 +124,7 @@ def _truth(parts: Parts, labels: np.ndarray, names: tuple[str, ...]) -> np.ndarr
         place, _ = match_labels(parts.labels, parts.config.classes, names)
     except ValueError:
         return None
-    several = isinstance(parts.answer, SeveralLabels)
+    several = isinstance(parts.answer, MultiLabel)
     if labels.ndim > 1 and not several:
         return None
     return place_labels(labels, place, parts.config.classes, several=several).reshape(len(labels), -1)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.bundles.decision import ONE_CLASS
+from vitrail.bundles.decision import SINGLE_LABEL
 from vitrail.data.loader import Loader
 from vitrail.models.base import AnyModel
 from vitrail.models.device import evaluating
@@ -36,7 +36,7 @@ Forward = Callable[[Tensor], Tensor]
 def answer(
     model: AnyModel,
     loader: Loader,
-    probabilities: Callable[[Tensor], Tensor] = ONE_CLASS.probabilities,
+    probabilities: Callable[[Tensor], Tensor] = SINGLE_LABEL.probabilities,
     *,
     meter: Callable[[int], None] | None = None,
 ) -> Answers:

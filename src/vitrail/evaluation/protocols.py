@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.bundles.bundle import Bundle, open_to_compute
-from vitrail.bundles.decision import SeveralLabels
+from vitrail.bundles.decision import MultiLabel
 from vitrail.bundles.metadata import OVERFLOWS, Parts
 from vitrail.core.errors import CorruptFileError, UsageError, did_you_mean
 from vitrail.core.settings import check_integer, spoken
@@ -174,7 +174,7 @@ def answer_split(engine: Engine, data: AnyData, split: str | ChosenSplit | None,
     own = judged.split
     classes = parts.config.classes
     place, how = match_labels(parts.labels, classes, dataset.labels)
-    thresholds = parts.answer.thresholds if isinstance(parts.answer, SeveralLabels) else None
+    thresholds = parts.answer.thresholds if isinstance(parts.answer, MultiLabel) else None
     if thresholds is None:
         dataset.check_one_label("A bundle that answers with one class")
     labels = place_labels(own.labels, place, classes, several=thresholds is not None)

@@ -192,7 +192,7 @@ class Classifier:
         if not self._names:
             return [], row, small
         scores_K = self.parts.answer.scores(logits_K)
-        best = self.parts.answer.chosen(scores_K, *wanted)
+        best = self.parts.answer.choose(scores_K, *wanted)
         return [{"label": self.labels[index], "score": float(scores_K[index])} for index in best], row, small
 
 

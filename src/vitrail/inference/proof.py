@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.bundles.decision import Answer
+from vitrail.bundles.decision import DecisionRule
 from vitrail.core.errors import UnprovedError
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
@@ -17,7 +17,7 @@ _REDUCED = 0.25  # of the logits' standard deviation, on average: more is no rou
 _PROOF_MACS = 10**11
 
 
-def prove(found: Outputs, expected: Outputs, kind: Answer, precision: str = "float32") -> dict[str, Any]:
+def prove(found: Outputs, expected: Outputs, kind: DecisionRule, precision: str = "float32") -> dict[str, Any]:
     """How an engine's outputs differ from torch's. Raises if that is too much: in float32 more than rounding, or any
     other answer."""
     count = len(expected.logits)

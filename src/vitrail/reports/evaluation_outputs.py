@@ -67,7 +67,7 @@ class Outputs:
 
     def check(self, parts: Parts) -> None:
         """Refuse a bundle that does not predict one class."""
-        parts.check_one_class("--output, --page and --against")
+        parts.check_single_label("--output, --page and --against")
 
     def take(
         self, answered: Answered, scores: dict[str, Any], *, model: str, preprocess: Preprocess, workers: int

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import vitrail
-from vitrail.bundles.decision import SeveralLabels
+from vitrail.bundles.decision import MultiLabel
 from vitrail.core.errors import UsageError
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
@@ -151,7 +151,7 @@ def test_other_families_are_sent_to_inspect(name):
 
 
 def test_a_model_of_several_labels_is_refused(fashion):
-    several = dataclasses.replace(fashion, answer=SeveralLabels(thresholds=(0.5,) * 10))
+    several = dataclasses.replace(fashion, answer=MultiLabel(thresholds=(0.5,) * 10))
     with pytest.raises(UsageError, match="one class"):
         explain(several)
 

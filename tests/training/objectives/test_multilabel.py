@@ -14,8 +14,8 @@ import vitrail
 from tests.bundles.test_bundle import remake_manifest
 from tests.paths import FIXTURES
 from tests.training.runs import finetune, train
-from vitrail.bundles.decision import ONE_CLASS, SeveralLabels
-from vitrail.bundles.folder import ANSWER
+from vitrail.bundles.decision import SINGLE_LABEL, MultiLabel
+from vitrail.bundles.folder import ANSWER_FILE
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.dataset import sample_held_out
 from vitrail.data.doctor import find_problems
@@ -155,25 +155,25 @@ def test_two_labels_an_image_are_learned(run, toys):
 
 def test_the_bundle_says_what_it_answers(run, tmp_path):
     bundle = vitrail.load(run.folder / "bundle")
-    assert isinstance(bundle.answer, SeveralLabels)
+    assert isinstance(bundle.answer, MultiLabel)
     assert len(bundle.answer.thresholds) == 4
     assert json.loads((run.folder / "bundle" / "config.json").read_text())["format"] == 2
     vitrail.save(bundle, tmp_path / "copy")
-    for name in (ANSWER, "config.json", "model.safetensors"):
+    for name in (ANSWER_FILE, "config.json", "model.safetensors"):
         assert (tmp_path / "copy" / name).read_bytes() == (run.folder / "bundle" / name).read_bytes()
-    (tmp_path / "copy" / ANSWER).write_text("{}")
+    (tmp_path / "copy" / ANSWER_FILE).write_text("{}")
     with pytest.raises(CorruptFileError, match=r"answer.json' is damaged: its checksum"):
         vitrail.load(tmp_path / "copy")
-    (tmp_path / "copy" / ANSWER).unlink()
+    (tmp_path / "copy" / ANSWER_FILE).unlink()
     with pytest.raises(CorruptFileError, match=r"answer.json' is missing"):
         vitrail.load(tmp_path / "copy")
 
 
 def test_the_fixture_of_format_2_loads_for_ever():
     bundle = vitrail.load(FIXTURE)
-    assert bundle.answer == SeveralLabels(thresholds=(0.25, 0.5, 0.75))
+    assert bundle.answer == MultiLabel(thresholds=(0.25, 0.5, 0.75))
     assert bundle.labels == ("cat", "dog", "person")
-    assert vitrail.load("fashion").answer == ONE_CLASS
+    assert vitrail.load("fashion").answer == SINGLE_LABEL
 
 
 @pytest.mark.parametrize("engine", ["torch", pytest.param("onnx", marks=pytest.mark.slow)])
@@ -214,7 +214,7 @@ def test_what_does_not_apply_is_one_line(run, toys, call, tmp_path):
     for words, reason in (
         (
             ("predict", "fashion", data, "--threshold", "0.5"),
-            "Threshold must be for a bundle that answers",
+            "Threshold must be for a bundle with several labels",
         ),
         (("evaluate", "fashion", data), "Classes of the data must be among|must have data with one class for each"),
         (("evaluate", bundle, data, "--output", str(tmp_path / "x.csv")), "--output, --page and --against must have"),
@@ -270,25 +270,25 @@ def test_a_bundle_is_finetuned_on_several_labels(run, toys, tmp_path):
 def test_a_threshold_too_few_is_refused(run):
     bundle = vitrail.load(run.folder / "bundle")
     with pytest.raises(UsageError, match="Thresholds must be one for each of the model's 4 classes, got 1"):
-        vitrail.Bundle(model=bundle.model, preprocess=bundle.preprocess, answer=SeveralLabels(thresholds=(0.5,)))
+        vitrail.Bundle(model=bundle.model, preprocess=bundle.preprocess, answer=MultiLabel(thresholds=(0.5,)))
     for wrong in ((2,), (1.0000000005,), "x", ("a",), (float("nan"),)):
         with pytest.raises(UsageError, match="Thresholds must be"):
-            SeveralLabels(thresholds=wrong)
+            MultiLabel(thresholds=wrong)
 
 
 def test_another_answer_is_another_bundle_without_its_scores(run):
     bundle = vitrail.load(run.folder / "bundle")
     assert "scores" in bundle.provenance
-    others = [dataclasses.replace(bundle, answer=one) for one in (SeveralLabels(thresholds=(0.5,) * 4), ONE_CLASS)]
+    others = [dataclasses.replace(bundle, answer=one) for one in (MultiLabel(thresholds=(0.5,) * 4), SINGLE_LABEL)]
     assert len({one.fingerprint() for one in (bundle, *others)}) == 3
     assert not any("scores" in one.provenance for one in others)
-    assert "scores" in dataclasses.replace(bundle, answer=SeveralLabels(thresholds=bundle.answer.thresholds)).provenance
+    assert "scores" in dataclasses.replace(bundle, answer=MultiLabel(thresholds=bundle.answer.thresholds)).provenance
 
 
 @pytest.mark.parametrize("document", [{"kind": [1]}, {"kind": {}}, {"kind": None}, [], {"kind": "class", "x": 1}])
 def test_a_strange_answer_is_one_line(tmp_path, document):
     shutil.copytree(FIXTURE, tmp_path / "bundle")
-    (tmp_path / "bundle" / ANSWER).write_text(json.dumps(document))
+    (tmp_path / "bundle" / ANSWER_FILE).write_text(json.dumps(document))
     remake_manifest(tmp_path / "bundle")
     with pytest.raises(CorruptFileError, match=r"is not a valid bundle: a document has another form \("):
         vitrail.load(tmp_path / "bundle")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitrail.bundles.bundle import Bundle, save_tensors
-from vitrail.bundles.decision import ONE_CLASS, Answer
+from vitrail.bundles.decision import SINGLE_LABEL, DecisionRule
 from vitrail.bundles.parity import Forward, Unverified
 from vitrail.core.errors import CorruptFileError, UsageError, first_line
 from vitrail.data.preprocess import Preprocess
@@ -78,7 +78,7 @@ class Reading:
     """The same for the preprocessing, unless the user states it."""
     left_out: frozenset[str] = frozenset()
     """Tensors that the model does not use: they are listed and ignored."""
-    answer: Answer = ONE_CLASS
+    answer: DecisionRule = SINGLE_LABEL
     """What the logits answer."""
 
 

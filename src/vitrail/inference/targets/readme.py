@@ -69,7 +69,7 @@ def _program(parts: Parts, target: "type[Target]", model: str, precision: str, b
     lines.append(target.program_for(model, precision))
     if parts.config.classes:
         lines += [
-            parts.answer.program,
+            parts.answer.python_code,
             'labels = open("labels.txt", encoding="utf-8").read().split("\\n")',
             "for index in scores.argsort()[::-1][:5]:",
             '    print(f"{scores[index]:.4f} {labels[index]}")',

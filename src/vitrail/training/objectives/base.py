@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitrail.bundles.decision import ONE_CLASS, Answer
+from vitrail.bundles.decision import SINGLE_LABEL, DecisionRule
 from vitrail.data.loader import Loader
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.base import AnyModel
@@ -132,10 +132,10 @@ class Objective(nn.Module):
             return None
         return judge_classifier(self.model, self.labels, loader, ranks)
 
-    def answer(self, loader: Loader | None, ranks: Ranks) -> Answer:
+    def answer(self, loader: Loader | None, ranks: Ranks) -> DecisionRule:
         """What the logits of the bundle answer. It may depend on held-out images, if there are any; all ranks take
         part."""
-        return ONE_CLASS
+        return SINGLE_LABEL
 
     def illustrate(self, images_BCHW: Tensor) -> Illustration:
         """Rows of images that show the model's output for some images."""

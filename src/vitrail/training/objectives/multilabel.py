@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.bundles.decision import Answer, SeveralLabels
+from vitrail.bundles.decision import DecisionRule, MultiLabel
 from vitrail.data.loader import Loader
 from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.metrics import best_thresholds, score_labels
@@ -53,13 +53,13 @@ class Multilabel(Classify):
     def goodness(self, found: dict[str, Any]) -> float:
         return found["map"]
 
-    def answer(self, loader: Loader | None, ranks: Ranks) -> Answer:
+    def answer(self, loader: Loader | None, ranks: Ranks) -> DecisionRule:
         """Several labels; the threshold of each has the best F1 on the held-out images, or is 0.5 without them."""
-        even = SeveralLabels(thresholds=(0.5,) * len(self.labels))
+        even = MultiLabel(thresholds=(0.5,) * len(self.labels))
         if loader is None:
             return even
         answers = Answers.join(ranks.gather(answer(self.model, loader, torch.sigmoid)))
-        return SeveralLabels(thresholds=best_thresholds(answers.probabilities, answers.labels))
+        return MultiLabel(thresholds=best_thresholds(answers.probabilities, answers.labels))
 
     def judge(self, loader: Loader, ranks: Ranks) -> Judgement | None:
         answers = Answers.join(ranks.gather(answer(self.model, loader, torch.sigmoid)))

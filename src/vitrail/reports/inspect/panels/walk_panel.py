@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.bundles.decision import ONE_CLASS, Answer
+from vitrail.bundles.decision import SINGLE_LABEL, DecisionRule
 from vitrail.core.errors import UsageError
 from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
@@ -449,7 +449,7 @@ def _scale_of(source: WalkthroughStep, sources: Sequence[WalkthroughStep], array
 
 @torch.no_grad()
 def class_path(
-    model: AnyModel, activations: Activations, answer: Answer = ONE_CLASS, labels: Sequence[str] | None = None
+    model: AnyModel, activations: Activations, answer: DecisionRule = SINGLE_LABEL, labels: Sequence[str] | None = None
 ) -> list[dict[str, Any]]:
     """The prediction for the first image if each layer were the last (the "logit lens"): the probability of the final
     prediction, the most probable class, the `top` classes by name, and the cosine similarity of the head's input with
