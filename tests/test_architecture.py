@@ -111,8 +111,8 @@ def test_no_string_names_a_module_of_a_higher_layer(package):
 
 
 def test_the_check_of_references_sees_one():
-    tree = ast.parse('x = {"a": "vitrail.reports.page:chart", "b": "vitrail.core.files:checksum"}')
-    assert list(upward_references(tree, "models")) == ["line 1 names vitrail.reports.page:chart"]
+    tree = ast.parse('x = {"a": "vitrail.reports.charts:line_chart", "b": "vitrail.core.files:checksum"}')
+    assert list(upward_references(tree, "models")) == ["line 1 names vitrail.reports.charts:line_chart"]
 
 
 # The models are models: no presentation, few methods

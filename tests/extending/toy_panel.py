@@ -7,8 +7,9 @@ from torch import Tensor
 
 from vitrail.core.message_files import Messages
 from vitrail.models.activations import Activations
+from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel
-from vitrail.reports.page import Line, chart, figure
+from vitrail.reports.page_kit import figure
 
 
 class Brightness(Panel):
@@ -36,7 +37,7 @@ class Brightness(Panel):
     def figures(self) -> Iterator[tuple[str, Figure]]:
         if self.greys:
             line = Line(self.label("grey"), range(len(self.greys)), self.greys, 0)
-            yield "brightness", chart([line], "image", self.label("grey"), dots=True)
+            yield "brightness", line_chart([line], "image", self.label("grey"), dots=True)
 
     def html(self, figures: Mapping[str, Figure]) -> str:
         return figure(self.word("grey"), "0 - 255", str(figures["brightness"])) if self.greys else ""

@@ -14,10 +14,11 @@ from vitrail.data.thumbnail import thumbnail_data_url
 from vitrail.evaluation.verification import BINS, DRAWS, Curve
 from vitrail.faces.embed import Face
 from vitrail.faces.recognition import FaceEvaluation
-from vitrail.reports.messages import bilingual_page, speak_from
-from vitrail.reports.page import Line, Range, chart, figure, numbers, ranges, table
+from vitrail.reports.charts import Interval, Line, interval_chart, line_chart
+from vitrail.reports.page_kit import bilingual_page, figure, headline_numbers, table
+from vitrail.reports.translations import translator
 
-word = speak_from(load_messages(__file__))
+word = translator(load_messages(__file__))
 """A sentence of the page, in both languages."""
 
 _POINTS = 300  # of a curve
@@ -68,7 +69,7 @@ def _summary(report: dict[str, Any]) -> Html:
         shown.append((_within(about, report["accuracy_interval"]), _percent(report["accuracy"])))
     if report["rank1"] is not None:
         shown.append((_within(word("rank1"), report["rank1_interval"]), _percent(report["rank1"])))
-    return numbers(shown)
+    return headline_numbers(shown)
 
 
 def _within(about: Html, interval: Sequence[float] | None) -> Html:
@@ -103,7 +104,7 @@ def _roc(curve: Curve, report: dict[str, Any]) -> str:
         bars=[(100 * low, 100 * high) for low, high in (row["interval"] or [row["tar"]] * 2 for row in known)],
     )
     lines = [Line("", [float(far) for far in fars], tars), points]
-    return chart(lines, word("far-axis", "tspan"), word("tar-axis", "tspan"), log_x=True)
+    return line_chart(lines, word("far-axis", "tspan"), word("tar-axis", "tspan"), log_x=True)
 
 
 def _histograms(genuine: np.ndarray, impostor: np.ndarray) -> str:
@@ -114,12 +115,12 @@ def _histograms(genuine: np.ndarray, impostor: np.ndarray) -> str:
         Line(word(name, "tspan"), middles, (100 * counts / max(counts.sum(), 1))[shown].tolist(), colour)
         for name, counts, colour in (("genuine", genuine, 0), ("impostor", impostor, 1))
     ]
-    return chart(lines, word("score-axis", "tspan"), word("share-axis", "tspan"))
+    return line_chart(lines, word("score-axis", "tspan"), word("share-axis", "tspan"))
 
 
 def _groups(rows: Sequence[dict[str, Any]]) -> str:
     drawn = [
-        Range(row["group"], 100 * row["eer"], *(100 * end for end in row["eer_interval"] or [row["eer"]] * 2))
+        Interval(row["group"], 100 * row["eer"], *(100 * end for end in row["eer_interval"] or [row["eer"]] * 2))
         for row in rows
         if row["eer"] is not None
     ]
@@ -131,7 +132,7 @@ def _groups(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         at = {one["far"]: (f"{one['group_far']:.2%}", f"{1 - one['tar']:.1%}") for one in row["at"]}
         cells.append([row["group"], f"{row['people']:,}", *(cell for far in fars for cell in at.get(far, ("-", "-")))])
-    shown = figure(word("groups-title"), word("groups-note"), ranges(drawn, word("eer-axis", "tspan")))
+    shown = figure(word("groups-title"), word("groups-note"), interval_chart(drawn, word("eer-axis", "tspan")))
     return f'<div class="panes">{shown}{table(heads, cells, frozenset(range(1, len(heads))))}</div>'
 
 

@@ -14,9 +14,10 @@ from vitrail.evaluation.paired import holm
 from vitrail.lab.hardware import describe_machine
 from vitrail.lab.question import COLOURS, Lab, Question, Score, Verdict, percent_interval, points_text
 from vitrail.lab.statistics import Estimate
+from vitrail.reports.charts import Interval, interval_chart, standalone_svg
 from vitrail.reports.families import in_figure
-from vitrail.reports.messages import bilingual_page, speak_from
-from vitrail.reports.page import Range, figure, numbers, ranges, stand_alone, table
+from vitrail.reports.page_kit import bilingual_page, figure, headline_numbers, table
+from vitrail.reports.translations import translator
 
 MESSAGES = load_messages(__file__)
 _SUMS = {
@@ -27,7 +28,7 @@ _SUMS = {
 }
 _MOST_TIMES = 30  # largest multiple of the seeds or test images that is suggested
 
-t = speak_from(MESSAGES)
+t = translator(MESSAGES)
 """Return a message of the page in both languages."""
 
 
@@ -64,7 +65,7 @@ def write_report(
     figures |= score_figures
     heads = [t(name) for name in ("claim", "verdict", "number", "rule")]
     states = [entry["verdict"] for entry in entries]
-    counted = numbers(
+    counted = headline_numbers(
         [
             (t(f"count-{name}"), str(sum(state in counted_states for state in states)))
             for name, counted_states in _SUMS.items()
@@ -96,8 +97,8 @@ def write_figures(folder: Path, figures: Mapping[str, str]) -> None:
     """Write each figure in English as `NAME.svg` and in Korean as `NAME.ko.svg`."""
     folder.mkdir(exist_ok=True)
     for name, svg in figures.items():
-        write_text(folder / f"{name}.svg", stand_alone(svg))
-        write_text(folder / f"{name}.ko.svg", stand_alone(svg, "ko"))
+        write_text(folder / f"{name}.svg", standalone_svg(svg))
+        write_text(folder / f"{name}.ko.svg", standalone_svg(svg, "ko"))
 
 
 def _scores(questions: Mapping[str, Question]) -> tuple[str, dict[str, str]]:
@@ -113,7 +114,7 @@ def _scores(questions: Mapping[str, Question]) -> tuple[str, dict[str, str]]:
             rows.append(_score_row(score.family, score.trained, COLOURS.get(score.family, 7)))
             if score.untrained is not None:
                 rows.append(_score_row(f"{score.family} 0", score.untrained, 7))
-        svg = ranges(rows, t("score", "tspan"), zero=0.0)
+        svg = interval_chart(rows, t("score", "tspan"), zero=0.0)
         figures[f"bias-{name}-{bias}"] = svg
         panes += figure(questions[name].t(f"score-{bias}"), questions[name].t(f"score-{bias}-note"), svg)
     if not panes:
@@ -122,9 +123,9 @@ def _scores(questions: Mapping[str, Question]) -> tuple[str, dict[str, str]]:
     return f'<section id="scores">{heading}<div class="panes">{panes}</div></section>', figures
 
 
-def _score_row(name: str, estimate: Estimate, colour: int) -> Range:
+def _score_row(name: str, estimate: Estimate, colour: int) -> Interval:
     low, high = percent_interval(estimate)
-    return Range(in_figure(name), estimate.value, low / 100, high / 100, colour)
+    return Interval(in_figure(name), estimate.value, low / 100, high / 100, colour)
 
 
 def _row(question: Question, verdict: Verdict, level: float) -> list[object]:

@@ -14,14 +14,15 @@ from vitrail.lab.hardware import describe_machine
 from vitrail.lab.page import t as lab_t
 from vitrail.lab.page import write_figures
 from vitrail.lab.profile import BundleContrast, Measurement, Profile, profile_document
+from vitrail.reports.charts import Line, line_chart, matrix_chart
 from vitrail.reports.colours import sequential
 from vitrail.reports.families import colours_of
-from vitrail.reports.messages import bilingual_page, speak_from
-from vitrail.reports.page import Line, chart, figure, matrix, table
+from vitrail.reports.page_kit import bilingual_page, figure, table
+from vitrail.reports.translations import translator
 
 _SHARES = frozenset({"accuracy", "shift", "shuffle", "drop", "low", "high", "nearest", "first", "last", "area"})
 
-t = speak_from(load_messages(__file__))
+t = translator(load_messages(__file__))
 """Return a message of the page in both languages."""
 
 
@@ -127,14 +128,14 @@ def _figures(profiles: Sequence[Profile]) -> list[tuple[str, str]]:
     percent = t("percent", "tspan")
     figures = []
     shifts = [_line(profile, colour, _shift_points(profile)) for profile, colour in zip(profiles, colours, strict=True)]
-    figures.append(("shifts", chart(shifts, t("shift-axis", "tspan"), percent, dots=True)))
+    figures.append(("shifts", line_chart(shifts, t("shift-axis", "tspan"), percent, dots=True)))
     for kind in perturbations.CURVES:
         lines = [
             _line(profile, colour, perturbations.curve_points(kind, profile.accuracies))
             for profile, colour in zip(profiles, colours, strict=True)
         ]
         across = t(f"{kind}-axis", "tspan")
-        figures.append((f"{kind}s", chart(lines, across, percent, dots=True, log_x=kind == "shuffle")))
+        figures.append((f"{kind}s", line_chart(lines, across, percent, dots=True, log_x=kind == "shuffle")))
     for kind in ("distances", "areas"):
         lines = []
         for profile, colour in zip(profiles, colours, strict=True):
@@ -147,7 +148,7 @@ def _figures(profiles: Sequence[Profile]) -> list[tuple[str, str]]:
                     lines.append(Line(name, [x for x, _ in curve], ys, own, joined=joined))
         if lines:
             up = t(f"{kind}-axis", "tspan")
-            figures.append((kind, chart(lines, t("depth-axis", "tspan"), up, dots=kind == "areas")))
+            figures.append((kind, line_chart(lines, t("depth-axis", "tspan"), up, dots=kind == "areas")))
     reliability = [
         Line(
             profile.name,
@@ -158,7 +159,7 @@ def _figures(profiles: Sequence[Profile]) -> list[tuple[str, str]]:
         for profile, colour in zip(profiles, colours, strict=True)
     ]
     reliability.append(Line("=", [0, 100], [0, 100], 7))
-    figures.append(("reliability", chart(reliability, t("sure-axis", "tspan"), percent, dots=True)))
+    figures.append(("reliability", line_chart(reliability, t("sure-axis", "tspan"), percent, dots=True)))
     for number, profile in enumerate(profiles):
         if profile.similarity is not None:
             layers = [str(layer) for layer in range(len(profile.similarity))]
@@ -166,7 +167,7 @@ def _figures(profiles: Sequence[Profile]) -> list[tuple[str, str]]:
             figures.append(
                 (
                     f"similarity-{number}",
-                    matrix(profile.similarity, sequential(profile.similarity), layers, layers, axis, axis),
+                    matrix_chart(profile.similarity, sequential(profile.similarity), layers, layers, axis, axis),
                 )
             )
     return figures

@@ -30,7 +30,7 @@ from vitrail.lab.training import training_trial
 from vitrail.lab.trial import Trial
 from vitrail.lab.trial_results import Results
 from vitrail.reports.families import COLOURS as COLOURS
-from vitrail.reports.messages import word
+from vitrail.reports.translations import translate
 
 State = Literal["true", "false", "supported", "contradicted", "cannot tell", "reported"]
 
@@ -185,7 +185,7 @@ class Question:
 
     def t(self, name: str, tag: str = "span", **fields: Any) -> Html:
         """Return a message in both languages."""
-        return word(name, tag, words=self.messages, **fields)
+        return translate(name, tag, messages=self.messages, **fields)
 
 
 class Accuracies:

@@ -19,14 +19,14 @@ from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
 from vitrail.evaluation.predictions.sort import Order, Spool
 from vitrail.evaluation.predictions.tables import Row
-from vitrail.reports.messages import bilingual_page, speak_from
-from vitrail.reports.page import numbers
+from vitrail.reports.page_kit import bilingual_page, headline_numbers
+from vitrail.reports.translations import translator
 
 ON_PAGE = 200
 """Images on a page: about a megabyte."""
 _PREVIEWED, _PREVIEWS = 600, 12  # images of the overview altogether, and of one answer
 
-word = speak_from(load_messages(__file__))
+word = translator(load_messages(__file__))
 """A sentence of these pages, in both languages."""
 
 
@@ -123,7 +123,7 @@ class ContactSheet:
             galleries.append((gallery, opening[:each]))
         counts = [(word("images"), len(order)), (word("answers"), len(found))]
         counts += [(word("unread"), unread)] if unread else []
-        shown = numbers([(name, f"{count:,}") for name, count in counts])
+        shown = headline_numbers([(name, f"{count:,}") for name, count in counts])
         write_text(folder / "index.html", self._overview(model, shown, galleries, by))
 
     def _overview(self, model: str, shown: Html, galleries: list[tuple[Gallery, list[Html]]], by: Order) -> str:

@@ -6,12 +6,12 @@ from typing import NamedTuple
 from vitrail.core.html import Html
 from vitrail.core.message_files import load_messages
 from vitrail.evaluation.history import Events, is_number, of_kind
-from vitrail.reports.messages import speak_from
-from vitrail.reports.page import Line, chart
+from vitrail.reports.charts import Line, line_chart
+from vitrail.reports.translations import translator
 
 _UNITS = (("seconds", 1, 600), ("minutes", 60, 3 * 3600), ("hours", 3600, float("inf")))
 
-word = speak_from(load_messages(__file__))
+word = translator(load_messages(__file__))
 """A sentence of these figures, in both languages."""
 
 
@@ -32,7 +32,7 @@ def draw_curves(curves: Sequence[Curve], label: str, *, log: bool = False, dots:
     """One chart over steps and, where seconds are known, one over time, of which `axes` shows one. Names and label may
     be markup in both languages."""
     over_steps = [Line(one.name, one.steps, one.values, one.colour) for one in curves]
-    parts = [f'<div class="by-step">{chart(over_steps, word("step", "tspan"), label, log=log, dots=dots)}</div>']
+    parts = [f'<div class="by-step">{line_chart(over_steps, word("step", "tspan"), label, log=log, dots=dots)}</div>']
     timed = [
         (one, [(second, value) for second, value in zip(one.seconds, one.values, strict=True) if second is not None])
         for one in curves
@@ -43,7 +43,7 @@ def draw_curves(curves: Sequence[Curve], label: str, *, log: bool = False, dots:
             Line(one.name, [second / size for second, _ in some], [value for _, value in some], one.colour)
             for one, some in timed
         ]
-        drawn = chart(over_time, word(unit, "tspan"), label, log=log, dots=dots)
+        drawn = line_chart(over_time, word(unit, "tspan"), label, log=log, dots=dots)
         parts.append(f'<div class="by-seconds">{drawn}</div>')
     return Html("".join(parts))
 

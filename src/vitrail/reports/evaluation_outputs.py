@@ -27,7 +27,7 @@ from vitrail.evaluation.splits import check_other
 from vitrail.inference.engine import Engine
 from vitrail.inference.registry import ENGINES
 from vitrail.reports.contact_sheet import ON_PAGE, Judged, word, write_mistakes
-from vitrail.reports.page import numbers, table
+from vitrail.reports.page_kit import headline_numbers, table
 
 _BEST = 5  # answers of an image in a table
 _CONFUSIONS = 20
@@ -195,7 +195,7 @@ def _thumbnail(preprocess: Preprocess, image: str | np.ndarray) -> str:
 def _summary(scores: dict[str, Any], wrong: int) -> Html:
     low, high = scores["accuracy_interval"]
     about = word("accuracy", count=scores["count"], split=scores["split"], low=f"{low:.1%}", high=f"{high:.1%}")
-    return numbers(
+    return headline_numbers(
         [
             (about, f"{scores['accuracy']:.1%}"),
             (word("mistakes"), f"{wrong:,}"),

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from vitrail.reports.messages import both
+from vitrail.reports.translations import with_korean
 
 COLOURS = {"vit": 0, "resnet": 1, "hybrid": 2, "mixer": 3, "lstm": 4, "mlp": 5, "igpt": 6}
 """Every family keeps its colour in all figures; others share the last one."""
@@ -29,4 +29,4 @@ def colours_of(families: Sequence[str]) -> list[int]:
 def in_figure(name: str) -> str:
     """A family, or a name that begins with one ("vit 0"), as the label of a line or a row in both languages."""
     family = re.split(r"\W", name, maxsplit=1)[0]
-    return both(name, {name: _KOREAN.get(family, family) + name.removeprefix(family)}, "tspan")
+    return with_korean(name, {name: _KOREAN.get(family, family) + name.removeprefix(family)}, "tspan")

@@ -26,9 +26,9 @@ from vitrail.core.terminal import clock, setting_cell
 from vitrail.data.dataset import Dataset, Split
 from vitrail.evaluation.history import Events, is_number, keeps_linear_head, of_kind, read_events
 from vitrail.reports.curves import axes, curve_of, draw_curves
-from vitrail.reports.messages import bilingual_page, both, speak_from
 from vitrail.reports.objectives import registry
-from vitrail.reports.page import figure, image, numbers, table
+from vitrail.reports.page_kit import bilingual_page, figure, headline_numbers, image, table
+from vitrail.reports.translations import translator, with_korean
 from vitrail.training.objectives.illustration import IllustrationArrays
 from vitrail.training.observer import Observer, Outcome, Position, RunInfo
 from vitrail.training.stop import Interrupted
@@ -39,7 +39,7 @@ _PAUSE, _SHARE = 5.0, 0.01  # least seconds between two reports of a run that tr
 _DOTTED = 40  # evaluations that are drawn with dots
 _IMAGE, _IMAGES = "photo.jpg", "other-photos"  # what stands for a user's own in commands
 
-word = speak_from(WORDS)
+word = translator(WORDS)
 """A sentence of the report, in both languages."""
 
 
@@ -147,7 +147,7 @@ def _course(events: Events, info: RunInfo, position: Position) -> str:
     steps, seen = of_kind(events, "step"), of_kind(events, "evaluate")
     pairs = []
     if seen and is_number(seen[-1].get(info.watched)):
-        name = both(info.watched_name, info.korean)
+        name = with_korean(info.watched_name, info.korean)
         pairs.append((word("held-out-now", metric=name, count=seen[-1]["count"]), f"{seen[-1][info.watched]:.1%}"))
     if steps and steps[-1]["loss"] is not None:
         pairs.append((word("training-loss"), f"{steps[-1]['loss']:.3f}"))
@@ -156,7 +156,7 @@ def _course(events: Events, info: RunInfo, position: Position) -> str:
         (word("epochs"), _epochs(position.step / info.steps_per_epoch)),
         (word("time"), clock(position.seconds)),
     ]
-    return numbers(pairs)
+    return headline_numbers(pairs)
 
 
 def _epochs(epochs: float) -> str:
@@ -175,7 +175,7 @@ def _summary(provenance: dict[str, Any], judged: list[tuple[str, str]], events: 
         (word("epochs"), _epochs(provenance["epochs"])),
         (word("time"), clock(provenance["seconds"])),
     ]
-    return numbers(pairs)
+    return headline_numbers(pairs)
 
 
 def _notes(events: Events, provenance: dict[str, Any]) -> str:
@@ -219,8 +219,8 @@ def _curves(events: Events, info: RunInfo, *, is_over: bool) -> str:
     drawn = [figure(title, word("loss-note"), content)]
     watched = curve_of(events, "evaluate", info.watched, held_out, 1, factor=100)
     if watched.values:
-        name = both(info.watched_name, info.korean)
-        label = word("percent", "tspan", metric=both(info.watched_name, info.korean, "tspan"))
+        name = with_korean(info.watched_name, info.korean)
+        label = word("percent", "tspan", metric=with_korean(info.watched_name, info.korean, "tspan"))
         best = int(np.argmax(watched.values))
         count = of_kind(events, "evaluate")[-1]["count"]
         note = word("watched-note", count=count, best=f"{watched.values[best]:.1f}%", step=watched.steps[best])
@@ -247,8 +247,8 @@ def _illustration(illustration: IllustrationArrays | None, korean: Mapping[str, 
     lines = []
     for caption, pixels_BHWC in illustration.rows:
         tiles = "".join(f"<figure>{image(tile, caption)}</figure>" for tile in pixels_BHWC)
-        lines.append(f'<p class="quiet">{both(caption, korean)}</p><div class="images">{tiles}</div>')
-    return f"<h2>{both(illustration.title, korean)}</h2>{''.join(lines)}"
+        lines.append(f'<p class="quiet">{with_korean(caption, korean)}</p><div class="images">{tiles}</div>')
+    return f"<h2>{with_korean(illustration.title, korean)}</h2>{''.join(lines)}"
 
 
 def _next(folder: Path, data: str | None, dataset: Dataset, split: Split, bundle: Bundle) -> str:

@@ -8,12 +8,13 @@ from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
 from vitrail.core.terminal import clock, setting_cell
 from vitrail.evaluation.compare_runs import Pair, SideBySide
+from vitrail.reports.charts import Interval, interval_chart
 from vitrail.reports.curves import axes, curve_of, draw_curves
 from vitrail.reports.families import colours_of
-from vitrail.reports.messages import bilingual_page, speak_from
-from vitrail.reports.page import Range, figure, ranges, table
+from vitrail.reports.page_kit import bilingual_page, figure, table
+from vitrail.reports.translations import translator
 
-word = speak_from(load_messages(__file__))
+word = translator(load_messages(__file__))
 """A sentence of the page, in both languages."""
 
 
@@ -120,11 +121,11 @@ def _intervals(found: SideBySide, colours: Sequence[int]) -> Html:
     for run, name, colour in zip(found.runs, found.names, colours, strict=True):
         if run.final is not None:
             low, high = run.final["accuracy_interval"]
-            drawn.append(Range(name, 100 * run.final["accuracy"], 100 * low, 100 * high, colour))
+            drawn.append(Interval(name, 100 * run.final["accuracy"], 100 * low, 100 * high, colour))
     title = word("no-best")
     if found.have_same_images:
         title = word("best", run=found.names[0], accuracy=f"{drawn[0].value:.1f}%")
-    return figure(title, word("intervals"), ranges(drawn, word("accuracy-axis", "tspan")))
+    return figure(title, word("intervals"), interval_chart(drawn, word("accuracy-axis", "tspan")))
 
 
 def _differences(found: SideBySide) -> str:

@@ -18,7 +18,8 @@ from vitrail.lab.statistics import Estimate
 from vitrail.lab.training import shift_augmentation
 from vitrail.lab.trial import Trial
 from vitrail.lab.trial_results import Results
-from vitrail.reports.page import Range, figure, ranges, table
+from vitrail.reports.charts import Interval, interval_chart
+from vitrail.reports.page_kit import figure, table
 
 FAMILIES = ("vit", "resnet")
 VARIANTS = ("plain", "augmented", "regularised")
@@ -101,14 +102,14 @@ class AugmentationQuestion(Question):
         }
         for count in self.ends:
             rows = [
-                Range(
+                Interval(
                     self.t(f"{family}-{variant}", "tspan"), 100 * gain.value, *percent_interval(gain), COLOURS[family]
                 )
                 for (family, variant, n), gain in gains.items()
                 if n == count
             ]
             if rows:
-                yield f"augmentation-{count}", ranges(rows, self.t("gain", "tspan"), zero=0.0)
+                yield f"augmentation-{count}", interval_chart(rows, self.t("gain", "tspan"), zero=0.0)
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures:

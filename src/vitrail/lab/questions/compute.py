@@ -10,8 +10,9 @@ from vitrail.lab.statistics import Estimate
 from vitrail.lab.trial import Trial
 from vitrail.lab.trial_results import Results
 from vitrail.models.config import ModelConfig
+from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.families import in_figure
-from vitrail.reports.page import Line, chart, figure, table
+from vitrail.reports.page_kit import figure, table
 
 FAMILIES = ("vit", "hybrid", "resnet")
 FACTORS = (0.5, 1, 2)
@@ -137,7 +138,7 @@ class ComputeQuestion(Question):
                     )
             if lines:
                 labels = self.t("macs", "tspan"), self.t("accuracy", "tspan")
-                yield f"compute-{share}", chart(lines, *labels, log_x=True, dots=True)
+                yield f"compute-{share}", line_chart(lines, *labels, log_x=True, dots=True)
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures:

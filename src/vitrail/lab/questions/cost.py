@@ -31,8 +31,9 @@ from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
 from vitrail.models.families.vit.attention_mask import attention_mask
 from vitrail.models.families.vit.config import ViTConfig
+from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.families import in_figure
-from vitrail.reports.page import Line, chart, figure, table
+from vitrail.reports.page_kit import figure, table
 
 TOKENS = (256, 512, 1024, 2048, 4096)
 """Numbers of tokens for the time of attention alone."""
@@ -156,13 +157,13 @@ class CostQuestion(Question):
                 Line(self.t(kind, "tspan"), TOKENS, _medians(self.attention_times[kind]), colour)
                 for kind, colour in zip(KINDS, (0, 7), strict=True)
             ]
-            yield "cost-attention", chart(lines, tokens, milliseconds, log=True, log_x=True, dots=True)
+            yield "cost-attention", line_chart(lines, tokens, milliseconds, log=True, log_x=True, dots=True)
         if self.latencies is not None:
             lines = [
                 Line(in_figure(name), SEQUENCES, _medians(self.latencies["1"][name]), COLOURS[name])
                 for name in ("vit", "lstm")
             ]
-            yield "cost-latency", chart(lines, tokens, milliseconds, log=True, log_x=True, dots=True)
+            yield "cost-latency", line_chart(lines, tokens, milliseconds, log=True, log_x=True, dots=True)
         for quantity, label in (("step", milliseconds), ("memory", self.t("megabytes", "tspan"))):
             lines = []
             for name in _PATCHED:
@@ -175,7 +176,7 @@ class CostQuestion(Question):
                     )
                     lines.append(Line(in_figure(name), xs, ys, COLOURS[name]))
             if lines:
-                yield f"cost-{quantity}", chart(lines, tokens, label, log=True, log_x=True, dots=True)
+                yield f"cost-{quantity}", line_chart(lines, tokens, label, log=True, log_x=True, dots=True)
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures and not self.by_side:

@@ -36,8 +36,9 @@ from vitrail.lab.statistics import (
 from vitrail.lab.training import TRAINING_SAMPLE
 from vitrail.lab.trial import Outcome, Trial, pack
 from vitrail.lab.trial_results import Results
+from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.families import in_figure
-from vitrail.reports.page import Line, chart, figure, table
+from vitrail.reports.page_kit import figure, table
 
 FLOORS = ("neighbours", "linear", "tree", "bayes")
 _LEAST_SIZES = 4  # smallest number of sizes for a fitted curve
@@ -230,11 +231,11 @@ class DataQuestion(Question):
         if lines:
             yield (
                 "data-accuracy",
-                chart(lines, self.t("images", "tspan"), self.t("accuracy", "tspan"), log_x=True, dots=True),
+                line_chart(lines, self.t("images", "tspan"), self.t("accuracy", "tspan"), log_x=True, dots=True),
             )
             yield (
                 "data-gap",
-                chart(gaps, self.t("images", "tspan"), self.t("gap", "tspan"), log_x=True, dots=True),
+                line_chart(gaps, self.t("images", "tspan"), self.t("gap", "tspan"), log_x=True, dots=True),
             )
         curves = [
             Line(in_figure(family), seconds, [100 * share for share in right], COLOURS.get(family, 7))
@@ -242,7 +243,7 @@ class DataQuestion(Question):
         ]
         if curves:
             labels = self.t("seconds", "tspan"), self.t("validation", "tspan")
-            yield "data-seconds", chart(curves, *labels, log_x=True, dots=True)
+            yield "data-seconds", line_chart(curves, *labels, log_x=True, dots=True)
 
     def html(self, figures: dict[str, str]) -> str:
         if "data-accuracy" not in figures:

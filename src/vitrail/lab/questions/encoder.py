@@ -22,7 +22,8 @@ from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.initialise import lecun_normal_
-from vitrail.reports.page import Line, Range, chart, figure, ranges, table
+from vitrail.reports.charts import Interval, Line, interval_chart, line_chart
+from vitrail.reports.page_kit import figure, table
 
 _DEEP = 12
 _SAMPLE = 128
@@ -225,9 +226,10 @@ class EncoderQuestion(Question):
         losses = {name: loss for name in VARIANTS if (loss := self.loss(name)) is not None}
         if losses:
             rows = [
-                Range(self.t(name, "tspan"), 100 * loss.value, *percent_interval(loss)) for name, loss in losses.items()
+                Interval(self.t(name, "tspan"), 100 * loss.value, *percent_interval(loss))
+                for name, loss in losses.items()
             ]
-            yield "encoder-losses", ranges(rows, self.t("loss", "tspan"), zero=0.0)
+            yield "encoder-losses", interval_chart(rows, self.t("loss", "tspan"), zero=0.0)
         lines = [
             Line(self.t(f"{name}-ln", "tspan"), list(range(1, len(norms) + 1)), norms.tolist(), colour)
             for (name, norms), colour in zip(self.norms.items(), (0, 7), strict=True)
@@ -235,7 +237,7 @@ class EncoderQuestion(Question):
         ]
         if lines:
             labels = self.t("layer", "tspan"), self.t("gradient", "tspan")
-            yield "encoder-gradients", chart(lines, *labels, log=True, dots=True)
+            yield "encoder-gradients", line_chart(lines, *labels, log=True, dots=True)
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures:

@@ -22,8 +22,9 @@ from vitrail.lab.trial import Outcome, Trial
 from vitrail.lab.trial_results import Results
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify
+from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.families import in_figure
-from vitrail.reports.page import Line, chart, figure, table
+from vitrail.reports.page_kit import figure, table
 
 _TASK = "vitrail.lab.questions.locality"
 _FAMILIES = ("vit", "resnet", "hybrid", "mixer")
@@ -168,7 +169,7 @@ class LocalityQuestion(Question):
                     values = [100 * value for value in self.areas[key]]
                     areas.append(Line(in_figure(name), xs, values, COLOURS.get(family, 7), joined=key[1] > 0))
         if areas:
-            yield "locality-area", chart(areas, self.t("depth", "tspan"), self.t("area", "tspan"), dots=True)
+            yield "locality-area", line_chart(areas, self.t("depth", "tspan"), self.t("area", "tspan"), dots=True)
         doses = []
         for family in ("vit", "hybrid"):
             counts = sorted(count for count in self.counts if (family, count) in self.nearest)
@@ -189,14 +190,14 @@ class LocalityQuestion(Question):
                     doses.append(Line(in_figure(f"{family} 0"), counts, [flat] * len(counts), colour, joined=False))
         if doses:
             across, up = self.t("images", "tspan"), self.t("nearest", "tspan")
-            yield "locality-dose", chart(doses, across, up, dots=True, log_x=True)
+            yield "locality-dose", line_chart(doses, across, up, dots=True, log_x=True)
         heads = []
         for key, name, colour in ((("vit", largest), "vit", 0), (("vit", 0), "vit 0", 7)):
             if key in self.heads:
                 spots = [(layer + 1, 100 * value) for layer, values in self.heads[key].items() for value in values]
                 heads.append(Line(in_figure(name), [x for x, _ in spots], [y for _, y in spots], colour, joined=False))
         if heads:
-            yield "locality-heads", chart(heads, self.t("layer", "tspan"), self.t("distance", "tspan"))
+            yield "locality-heads", line_chart(heads, self.t("layer", "tspan"), self.t("distance", "tspan"))
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures:

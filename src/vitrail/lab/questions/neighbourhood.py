@@ -25,8 +25,9 @@ from vitrail.models.activations import Activations
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
+from vitrail.reports.charts import Interval, interval_chart
 from vitrail.reports.families import in_figure
-from vitrail.reports.page import Range, figure, ranges, table
+from vitrail.reports.page_kit import figure, table
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("vit", {}),
@@ -160,7 +161,7 @@ class NeighbourhoodQuestion(Question):
                 if loss is not None and loss.error == loss.error:
                     colour = COLOURS.get(name, 7)
                     rows.append(
-                        Range(in_figure(name), loss.value, *(loss.interval() if loss.error else (0.0, 0.0)), colour)
+                        Interval(in_figure(name), loss.value, *(loss.interval() if loss.error else (0.0, 0.0)), colour)
                     )
             if rows:
                 panels[level] = rows
@@ -169,7 +170,7 @@ class NeighbourhoodQuestion(Question):
             low, high = min(*ends, 0.0), max(*ends, 0.1)
             wide = (low - 0.05 * (high - low), high + 0.05 * (high - low))
             for level, rows in panels.items():
-                yield f"neighbourhood-{level}", ranges(rows, self.t("loss", "tspan"), ends=wide, zero=0.0)
+                yield f"neighbourhood-{level}", interval_chart(rows, self.t("loss", "tspan"), ends=wide, zero=0.0)
 
     def html(self, figures: dict[str, str]) -> str:
         if not self._available():

@@ -22,7 +22,8 @@ from vitrail.lab.trial_results import Results
 from vitrail.models.config import read_model
 from vitrail.models.families.lstm.model import sequence_order
 from vitrail.models.initialise import lecun_normal_
-from vitrail.reports.page import Line, Range, chart, figure, ranges, table
+from vitrail.reports.charts import Interval, Line, interval_chart, line_chart
+from vitrail.reports.page_kit import figure, table
 
 ORDERS = ("raster", "reversed", "random", "column", "snake")
 _SAMPLE = 256  # test images for gradients
@@ -112,16 +113,16 @@ class OrderQuestion(Question):
             if order in self.accuracies:
                 estimate = self.accuracies.estimate(order)
                 rows.append(
-                    Range(self.t(order, "tspan"), 100 * estimate.value, *percent_interval(estimate), COLOURS["lstm"])
+                    Interval(self.t(order, "tspan"), 100 * estimate.value, *percent_interval(estimate), COLOURS["lstm"])
                 )
         if rows:
-            yield "order-accuracy", ranges(rows, self.t("accuracy", "tspan"))
+            yield "order-accuracy", interval_chart(rows, self.t("accuracy", "tspan"))
         lines = [
             Line(self.t(f"line-{name}", "tspan"), list(range(1, len(ys) + 1)), ys.tolist(), colour)
             for name, ys, colour in self._strength_curves()
         ]
         if lines:
-            yield "order-strength", chart(lines, self.t("time", "tspan"), self.t("strength", "tspan"), dots=True)
+            yield "order-strength", line_chart(lines, self.t("time", "tspan"), self.t("strength", "tspan"), dots=True)
 
     def _strength_curves(self) -> Iterator[tuple[str, np.ndarray, int]]:
         """Yield the influence of patches by reading time, with mean 1.

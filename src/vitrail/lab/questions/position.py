@@ -23,7 +23,8 @@ from vitrail.lab.trial import Outcome, Trial
 from vitrail.lab.trial_results import Results
 from vitrail.models.config import read_model
 from vitrail.models.positions.grid import grid_coordinates, sinusoids
-from vitrail.reports.page import Line, Range, chart, figure, ranges, table
+from vitrail.reports.charts import Interval, Line, interval_chart, line_chart
+from vitrail.reports.page_kit import figure, table
 
 KINDS = ("none", "learned-1d", "learned-2d", "sincos-1d", "sincos-2d", "relative", "rope-2d")
 PLACES = ("every", "shared")
@@ -161,9 +162,9 @@ class PositionQuestion(Question):
         for name in self.accuracies.right:
             estimate = self.accuracies.estimate(name)
             colour = COLOURS["vit"] if name in KINDS else 7
-            rows.append(Range(self._name(name, "tspan"), 100 * estimate.value, *percent_interval(estimate), colour))
+            rows.append(Interval(self._name(name, "tspan"), 100 * estimate.value, *percent_interval(estimate), colour))
         if rows:
-            yield "position-accuracy", ranges(rows, self.t("accuracy", "tspan"))
+            yield "position-accuracy", interval_chart(rows, self.t("accuracy", "tspan"))
         if self.structure_curves:
             steps, (additive, row, column) = (
                 self.structure_curves[0][1:, 0],
@@ -173,7 +174,7 @@ class PositionQuestion(Question):
             lines = [Line(self.t(name, "tspan"), steps.tolist(), ys.tolist(), colour) for name, ys, colour in names]
             yield (
                 "position-structure",
-                chart(lines, self.t("steps", "tspan"), self.t("r2", "tspan"), log_x=True, dots=True),
+                line_chart(lines, self.t("steps", "tspan"), self.t("r2", "tspan"), log_x=True, dots=True),
             )
 
     def html(self, figures: dict[str, str]) -> str:

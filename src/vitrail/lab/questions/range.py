@@ -22,7 +22,8 @@ from vitrail.lab.trial import Outcome, Trial
 from vitrail.lab.trial_results import Results
 from vitrail.models import zoo
 from vitrail.models.config import ModelConfig
-from vitrail.reports.page import Line, chart, figure, image, table
+from vitrail.reports.charts import Line, line_chart
+from vitrail.reports.page_kit import figure, image, table
 
 CELL, GRID = 4, 7  # side of a cell in pixels; cells per row
 DISTANCES = tuple(range(1, GRID))
@@ -92,7 +93,7 @@ class RangeQuestion(Question):
                 lines.append(Line(self.t(name, "tspan"), pixels, values, COLOURS.get(name, 7), bars=bars))
         if lines:
             labels = self.t("distance", "tspan"), self.t("accuracy", "tspan")
-            yield "range-distance", chart(lines, *labels, dots=True)
+            yield "range-distance", line_chart(lines, *labels, dots=True)
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures:

@@ -15,8 +15,9 @@ from vitrail.lab.measurements import MeasuredValues, measurement_trial, open_mod
 from vitrail.lab.question import COLOURS, Question, interval_text, percent_interval
 from vitrail.lab.trial import Outcome, Trial, pack, unpack
 from vitrail.lab.trial_results import Results
+from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.families import in_figure
-from vitrail.reports.page import Line, chart, figure, table
+from vitrail.reports.page_kit import figure, table
 
 _MAX_IMAGES = 2000  # test images
 
@@ -79,7 +80,7 @@ class RobustnessQuestion(Question):
                     )
                 )
             across, up = self.t(kind, "tspan"), self.t("accuracy", "tspan")
-            yield f"robustness-{kind}", chart(lines, across, up, dots=True, log_x=kind == "shuffle")
+            yield f"robustness-{kind}", line_chart(lines, across, up, dots=True, log_x=kind == "shuffle")
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures:

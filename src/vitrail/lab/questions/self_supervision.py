@@ -21,7 +21,7 @@ from vitrail.lab.trial_results import Results
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
-from vitrail.reports.page import table
+from vitrail.reports.page_kit import table
 
 _SEEN = {"igpt": 0.1, "vit": 1.0}  # share of the lab's images seen: one token per pixel is expensive
 _PROBED = 3000  # largest number of labelled images

@@ -18,8 +18,9 @@ from vitrail.lab.question import (
 from vitrail.lab.statistics import Estimate, smallest
 from vitrail.lab.trial import Trial
 from vitrail.lab.trial_results import Results
+from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.families import in_figure
-from vitrail.reports.page import Line, chart, figure, table
+from vitrail.reports.page_kit import figure, table
 
 FAMILIES = ("vit", "resnet")
 DOUBLED = ("deeper", "wider")
@@ -122,7 +123,7 @@ class SizeQuestion(Question):
                     lines.append(Line(in_figure(family), list(available), values, COLOURS[family], bars=bars))
             if lines:
                 labels = self.t("images", "tspan"), self.t("gain", "tspan")
-                yield f"size-{variant}", chart(lines, *labels, log_x=True, dots=True)
+                yield f"size-{variant}", line_chart(lines, *labels, log_x=True, dots=True)
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures:

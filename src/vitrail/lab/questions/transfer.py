@@ -31,8 +31,9 @@ from vitrail.lab.training import correct_predictions, fit, protocol, read_config
 from vitrail.lab.trial import Outcome, Trial
 from vitrail.lab.trial_results import Results
 from vitrail.models.create import build
+from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.families import in_figure
-from vitrail.reports.page import Line, chart, figure, table
+from vitrail.reports.page_kit import figure, table
 
 FAMILIES = ("vit", "resnet")
 HEADS = {"linear": {}, "hidden": {"representation": "tanh"}}
@@ -151,7 +152,7 @@ class TransferQuestion(Question):
                 )
             if lines:
                 labels = self.t("images", "tspan"), self.t("accuracy", "tspan")
-                yield f"transfer-{method}", chart(lines, *labels, log_x=True, dots=True)
+                yield f"transfer-{method}", line_chart(lines, *labels, log_x=True, dots=True)
 
     def html(self, figures: dict[str, str]) -> str:
         if not self.trials:

@@ -23,8 +23,9 @@ from vitrail.lab.trial_results import Results
 from vitrail.models.activations import look
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify, unpatchify
+from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.families import in_figure
-from vitrail.reports.page import Line, chart, figure, table
+from vitrail.reports.page_kit import figure, table
 
 _TASK = "vitrail.lab.questions.translation"
 _MAX_IMAGES, _FEATURE_IMAGES = 2000, 64  # numbers of test images for predictions and for features
@@ -201,11 +202,11 @@ class TranslationQuestion(Question):
         if not accuracy:
             return
         pixels = self.t("pixels", "tspan")
-        yield "translation-accuracy", chart(accuracy, pixels, self.t("accuracy", "tspan"), dots=True)
-        yield "translation-consistency", chart(consistency, pixels, self.t("consistency", "tspan"), dots=True)
+        yield "translation-accuracy", line_chart(accuracy, pixels, self.t("accuracy", "tspan"), dots=True)
+        yield "translation-consistency", line_chart(consistency, pixels, self.t("consistency", "tspan"), dots=True)
         if errors:
             layer, error = self.t("layer", "tspan"), self.t("error", "tspan")
-            yield "translation-features", chart(errors, layer, error, dots=True)
+            yield "translation-features", line_chart(errors, layer, error, dots=True)
 
     def _layers(self, family: str) -> list[tuple[int, dict[int, MeasuredValues]]]:
         layers = self.errors.get((family, True), {})

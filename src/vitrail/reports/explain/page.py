@@ -24,9 +24,9 @@ from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig
 from vitrail.models.walkthrough import ExplainStep, Explanation, Messages, walkthrough_of
 from vitrail.reports.equations import typeset
-from vitrail.reports.messages import LANGUAGE_BUTTON, LANGUAGES, speak_from
-from vitrail.reports.messages import word as message
-from vitrail.reports.page import in_language, page
+from vitrail.reports.page_kit import LANGUAGE_BUTTON, page
+from vitrail.reports.translations import LANGUAGES, in_language, translator
+from vitrail.reports.translations import translate as message
 
 MOST_IMAGES = 40
 EMBEDDED = ("fashion-40", "digits")
@@ -38,7 +38,7 @@ _SCRIPTS = (
     *(_HERE.with_name(f"{name}.js") for name in ("preprocess", "drawing", "walk", "stations")),
 )
 WORDS = load_messages(str(_HERE.with_name("words.py")))
-word = speak_from(WORDS)
+word = translator(WORDS)
 
 
 class Shown(NamedTuple):
@@ -128,7 +128,7 @@ def make_page(bundle: Bundle, shown: Sequence[Shown]) -> str:
     warning = "" if bundle.is_trained else f'<div class="warn">{word("untrained", "p")}</div>'
     numbers = itertools.count(1)
     parts = "".join(
-        f"<h2>{message(part, words=messages)}</h2>"
+        f"<h2>{message(part, messages=messages)}</h2>"
         + "".join(_step(step, next(numbers), explanation, messages) for step in part_steps)
         for part, part_steps in explanation.parts.items()
     )
@@ -160,7 +160,7 @@ def _step(step: ExplainStep, number: int, explanation: Explanation, messages: Me
     def told(part: str, tag: str = "span") -> Html:
         key = f"{name}-{part}"
         variant = explanation.variants.get(key)
-        return message(f"{key}.{variant}" if variant else key, tag, words=messages, **explanation.fields)
+        return message(f"{key}.{variant}" if variant else key, tag, messages=messages, **explanation.fields)
 
     shape = step.shape.format(**explanation.fields).replace(" x ", " &times; ")
     return (

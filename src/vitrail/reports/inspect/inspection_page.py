@@ -20,16 +20,17 @@ from vitrail.core.files import atomic_folder, write_json
 from vitrail.core.notebook import in_frame
 from vitrail.core.settings import counted
 from vitrail.data.thumbnail import image_data_url
+from vitrail.reports.charts import standalone_svg
 from vitrail.reports.inspect.panel import Figure, Panel, rgb
 from vitrail.reports.inspect.panel_results import PanelResults, join
 from vitrail.reports.inspect.shared_messages import SHARED
-from vitrail.reports.messages import LANGUAGE_BUTTON, speak_from
-from vitrail.reports.page import page, stand_alone, table
+from vitrail.reports.page_kit import LANGUAGE_BUTTON, page, table
+from vitrail.reports.translations import translator
 
 LIMIT = 6_000_000
 """Maximum bytes of a page; panels are reduced to fit (unless `full`)."""
 
-word = speak_from(SHARED)
+word = translator(SHARED)
 """A sentence of the page itself, in both languages."""
 
 
@@ -67,7 +68,7 @@ class Inspection:
             (folder / "figures").mkdir()
             for name, figure in figures.items():
                 if isinstance(figure, str):
-                    (folder / "figures" / f"{name}.svg").write_text(stand_alone(figure), encoding="utf-8")
+                    (folder / "figures" / f"{name}.svg").write_text(standalone_svg(figure), encoding="utf-8")
                 else:
                     Image.fromarray(_enlarge(figure)).save(folder / "figures" / f"{name}.png")
             if self.full:

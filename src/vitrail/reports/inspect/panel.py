@@ -27,7 +27,7 @@ from vitrail.models.base import AnyModel, Layout
 from vitrail.models.walkthrough import Walkthrough, walkthrough_of
 from vitrail.reports.equations import symbols, typeset
 from vitrail.reports.inspect.shared_messages import SHARED, SYMBOLS
-from vitrail.reports.messages import word
+from vitrail.reports.translations import translate
 
 Figure = np.ndarray | str
 """Pixels, uint8 (h, w, 3), written as PNG; or an SVG element, written as SVG."""
@@ -241,7 +241,7 @@ class Panel:
 
     def word(self, name: str, tag: str = "span", **fields: Any) -> Html:
         """One of its sentences, or of those of the family's walkthrough, in both languages."""
-        return word(name, tag, words={**SHARED, **self.context.walkthrough.messages, **self.words}, **fields)
+        return translate(name, tag, messages={**SHARED, **self.context.walkthrough.messages, **self.words}, **fields)
 
     def say(self, name: str, **fields: Any) -> Html:
         """The same as a paragraph."""
@@ -264,7 +264,7 @@ class Panel:
             if explained is not None:
                 known.append((explained, name if explained == name else base))
         rows = "".join(
-            f"<dt>{typeset(shown)}</dt><dd>{word(explained, words=SYMBOLS)}</dd>"
+            f"<dt>{typeset(shown)}</dt><dd>{translate(explained, messages=SYMBOLS)}</dd>"
             for explained, shown in dict(known).items()
         )
         return Html(f'<details class="symbols"><summary>{self.word("symbols")}</summary><dl>{rows}</dl></details>')

@@ -13,8 +13,9 @@ from vitrail.data.dataset import Split
 from vitrail.data.preprocess import Preprocess
 from vitrail.evaluation.classify import Answers
 from vitrail.evaluation.metrics import BINS, calibration_bins
-from vitrail.reports.messages import speak_from
-from vitrail.reports.page import Line, Range, chart, figure, image, ranges, table
+from vitrail.reports.charts import Interval, Line, interval_chart, line_chart
+from vitrail.reports.page_kit import figure, image, table
+from vitrail.reports.translations import translator
 from vitrail.training.objectives.judgement import Classification
 
 WORDS = load_messages(__file__)
@@ -23,7 +24,7 @@ _LISTED_CLASSES = 1000
 _SHOWN_MISTAKES, _SHOWN_PAIRS = 18, 40
 _TOP = 5
 
-word = speak_from(WORDS)
+word = translator(WORDS)
 """A sentence of the final evaluation, in both languages."""
 
 
@@ -61,7 +62,7 @@ def _classes(scores: dict[str, Any], calibration: str) -> str:
     """The accuracy of each class, worst first, as a figure beside the calibration and as a table."""
     known = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["accuracy"])
     drawn = [
-        Range(row["label"], 100 * row["accuracy"], *(100 * end for end in row["interval"]))
+        Interval(row["label"], 100 * row["accuracy"], *(100 * end for end in row["interval"]))
         for row in known[:_SHOWN_CLASSES]
     ]
     title, note = word("one-class"), word("classes-note", count=scores["count"])
@@ -76,7 +77,7 @@ def _classes(scores: dict[str, Any], calibration: str) -> str:
     if len(known) > len(drawn):
         note = word("worst-note", shown=len(drawn), classes=len(known), count=scores["count"])
     axis = word("accuracy-axis", "tspan")
-    worst = figure(title, note, ranges(drawn, axis, ends=(-2, 102), zero=100 * scores["accuracy"]))
+    worst = figure(title, note, interval_chart(drawn, axis, ends=(-2, 102), zero=100 * scores["accuracy"]))
     rows = [
         [row["label"], f"{row['count']:,}", f"{row['accuracy']:.1%}", "{:.1%} … {:.1%}".format(*row["interval"])]
         for row in known[:_LISTED_CLASSES]
@@ -139,7 +140,7 @@ def _calibration(answers: Answers, scores: dict[str, Any]) -> str:
             word("model", "tspan"), sure, share, 0, bars=[_percent(wilson(round(n * part), n)) for n, _, part in bins]
         ),
     ]
-    curve = chart(lines, word("confidence-axis", "tspan"), word("accuracy-axis", "tspan"), dots=True)
+    curve = line_chart(lines, word("confidence-axis", "tspan"), word("accuracy-axis", "tspan"), dots=True)
     gap = float(confidence.mean() - right.mean())
     title = word("too-sure" if gap > 0 else "too-unsure", ece=f"{scores['ece']:.3f}", gap=f"{abs(100 * gap):.1f}")
     return figure(title, word("calibration-note", bins=BINS, count=len(right)), curve)

@@ -1,15 +1,16 @@
 """The final evaluation of a model of several labels in the report."""
 
 from vitrail.core.message_files import load_messages
-from vitrail.reports.messages import speak_from
+from vitrail.reports.charts import Interval, interval_chart
 from vitrail.reports.objectives.classification import spoken_split
-from vitrail.reports.page import Range, figure, ranges, table
+from vitrail.reports.page_kit import figure, table
+from vitrail.reports.translations import translator
 from vitrail.training.objectives.judgement import Labelling
 
 _SHOWN = 30  # labels in the figure
 _LISTED = 1000
 
-word = speak_from(load_messages(__file__))
+word = translator(load_messages(__file__))
 """A sentence of the final evaluation, in both languages."""
 
 
@@ -27,7 +28,7 @@ def sections(judgement: Labelling) -> str:
     if not known:
         return ""
     drawn = [
-        Range(row["label"], *[100 * row["average_precision"]] * 3)  # no interval is known
+        Interval(row["label"], *[100 * row["average_precision"]] * 3)  # no interval is known
         for row in known[:_SHOWN]
     ]
     title = word(
@@ -38,7 +39,7 @@ def sections(judgement: Labelling) -> str:
         best=known[-1]["label"],
     )
     note = word("note", shown=len(drawn), classes=len(known), count=scores["count"])
-    picture = figure(title, note, ranges(drawn, word("axis", "tspan"), ends=(-2, 102)))
+    picture = figure(title, note, interval_chart(drawn, word("axis", "tspan"), ends=(-2, 102)))
     rows = [[r["label"], f"{r['count']:,}", f"{r['average_precision']:.1%}"] for r in known[:_LISTED]]
     listed = table([word(name) for name in ("label", "images", "ap")], rows, frozenset({1, 2}))
     every = f"<details><summary>{word('list')}</summary>{listed}</details>"

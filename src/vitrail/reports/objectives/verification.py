@@ -1,10 +1,10 @@
 """The final evaluation of an embedding of faces in the report."""
 
 from vitrail.core.message_files import load_messages
-from vitrail.reports.messages import speak_from
+from vitrail.reports.translations import translator
 from vitrail.training.objectives.judgement import PairVerification
 
-word = speak_from(load_messages(__file__))
+word = translator(load_messages(__file__))
 """A sentence of the final evaluation, in both languages."""
 
 

@@ -10,7 +10,7 @@ from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, rgb
-from vitrail.reports.page import figure, table
+from vitrail.reports.page_kit import figure, table
 
 _TOP = 5  # classes that are listed
 

@@ -18,7 +18,7 @@ from vitrail.reports.attention_figure import attention_figure
 from vitrail.reports.colours import sequential
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, rgb
 from vitrail.reports.inspect.shared_messages import SHARED
-from vitrail.reports.messages import LANGUAGES
+from vitrail.reports.translations import LANGUAGES
 
 _ROOM = 4_000_000_000  # bytes of attention that may be held
 _SCRIPTED = ("layer", "head", "from", "to", "on-patches", "largest", "uniform", "entropy-column", "row", "column")

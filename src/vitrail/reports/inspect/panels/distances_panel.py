@@ -10,8 +10,9 @@ from vitrail.analysis.heads import Heads, measure_heads
 from vitrail.core.message_files import load_messages
 from vitrail.evaluation.metrics import mean_interval
 from vitrail.models.activations import Activations
+from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, interval
-from vitrail.reports.page import Line, chart, figure, table
+from vitrail.reports.page_kit import figure, table
 
 
 class DistancesPanel(Panel):
@@ -70,11 +71,11 @@ class DistancesPanel(Panel):
             Line(self.label("mean"), layers, [float(row.mean()) for row in means], 1),
             Line(self.label("uniform"), [layers[0], layers[-1]], [1.0, 1.0], 7),
         ]
-        yield "distances", chart(lines, self.label("layer"), self.label("of-uniform"))
+        yield "distances", line_chart(lines, self.label("layer"), self.label("of-uniform"))
         if self._has_prefix:
             masses = [float(one.prefix_mass.mean()) for one in self.heads.values()]
             lines = [Line(self.label("mean"), layers, masses, 1)]
-            yield "prefix-mass", chart(lines, self.label("layer"), self.label("share"), dots=True)
+            yield "prefix-mass", line_chart(lines, self.label("layer"), self.label("share"), dots=True)
 
     def html(self, figures: Mapping[str, Figure]) -> str:
         if not self.heads:

@@ -11,9 +11,10 @@ from vitrail.analysis.evidence import evidence_grid, faith, occlusion, patch_dro
 from vitrail.analysis.maps import maps
 from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
+from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.colours import signed
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, interval, rounded
-from vitrail.reports.page import Line, chart, figure, table
+from vitrail.reports.page_kit import figure, table
 
 DROPPED = (0.2, 0.5, 0.8)
 """Shares of the cells that are removed at random."""
@@ -98,7 +99,7 @@ class EvidencePanel(Panel):
         lines = [Line(self.label("prediction"), xs, [start, *(row["probability"] for row in rows)], 0)]
         ends = [[start, *(min(max(row["interval"][end], 0), 1) for row in rows)] for end in (0, 1)]
         lines += [Line(name, xs, ys, 7) for name, ys in zip(("95 %", ""), ends, strict=True)]
-        return chart(lines, self.label("removed"), self.label("probability"), dots=True)
+        return line_chart(lines, self.label("removed"), self.label("probability"), dots=True)
 
     def html(self, figures: Mapping[str, Figure]) -> str:
         if not self.found:

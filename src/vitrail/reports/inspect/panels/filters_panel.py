@@ -9,7 +9,7 @@ from vitrail.analysis.position_structure import filters
 from vitrail.core.html import Html
 from vitrail.core.message_files import load_messages
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, wide_image
-from vitrail.reports.page import figure
+from vitrail.reports.page_kit import figure
 
 
 class FiltersPanel(Panel):

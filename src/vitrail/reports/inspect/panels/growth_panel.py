@@ -11,9 +11,10 @@ from vitrail.bundles.bundle import Bundle, load
 from vitrail.core.message_files import load_messages
 from vitrail.data.thumbnail import image_data_url
 from vitrail.models.activations import look
+from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, prepare
 from vitrail.reports.inspect.panels.positions_panel import similarity_tiles
-from vitrail.reports.page import Line, chart, figure
+from vitrail.reports.page_kit import figure
 
 _IMAGES = 16  # at most, for attention distances
 _TILES = 6  # snapshots whose tiles are shown
@@ -92,7 +93,8 @@ class GrowthPanel(Panel):
                 Line(self.label("column"), steps, [one.column for _, one in placed], 1),
                 Line(self.label("row-and-column"), steps, [one.additive for _, one in placed], 2),
             ]
-            yield "growth-positions", chart(lines, self.label("steps"), self.label("share-of-1"), log_x=True, dots=True)
+            labels = self.label("steps"), self.label("share-of-1")
+            yield "growth-positions", line_chart(lines, *labels, log_x=True, dots=True)
         looked = [(one.step, one.distances) for one in self.moments if one.distances is not None]
         if looked:
             steps = [_shifted(step) for step, _ in looked]
@@ -103,7 +105,7 @@ class GrowthPanel(Panel):
                     for head in range(looked[0][1].shape[1])
                 ]
                 mean = Line(self.label("mean"), steps, [float(one[layer].mean()) for _, one in looked], 1)
-                drawn = chart([*heads, mean], self.label("steps"), self.label("of-uniform-distance"), log_x=True)
+                drawn = line_chart([*heads, mean], self.label("steps"), self.label("of-uniform-distance"), log_x=True)
                 yield f"growth-distances-{layer}", drawn
 
     def html(self, figures: Mapping[str, Figure]) -> str:

@@ -17,7 +17,7 @@ from vitrail.reports.equations import typeset
 from vitrail.reports.inspect.packing import pack, rounded_to
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel
 from vitrail.reports.inspect.shared_messages import SHARED
-from vitrail.reports.messages import LANGUAGES
+from vitrail.reports.translations import LANGUAGES
 
 _FEATURES = 96  # of each vector that the page carries
 _ROOM = 200_000_000  # bytes that the scores of every token may take

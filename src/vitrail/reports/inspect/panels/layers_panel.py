@@ -11,9 +11,10 @@ from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.models.device import evaluating
+from vitrail.reports.charts import matrix_chart
 from vitrail.reports.colours import sequential
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, prepare, rounded
-from vitrail.reports.page import figure, matrix, table
+from vitrail.reports.page_kit import figure, table
 
 FEW = 16
 """Minimum number of images for CKA; with fewer it is noise."""
@@ -101,7 +102,7 @@ class LayersPanel(Panel):
             )
             own = self.context.name
             across, up = (Html(f"{self.label('layer')}: {escape(name)}") for name in (compared.against or own, own))
-            yield "cka", matrix(compared.table, sequential(compared.table), rows, columns, across, up)
+            yield "cka", matrix_chart(compared.table, sequential(compared.table), rows, columns, across, up)
 
     def html(self, figures: Mapping[str, Figure]) -> str:
         parts: list[str] = []

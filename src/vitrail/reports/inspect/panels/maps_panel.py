@@ -13,7 +13,7 @@ from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
 from vitrail.reports.colours import heat
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, rounded
-from vitrail.reports.page import figure
+from vitrail.reports.page_kit import figure
 
 
 class MapsPanel(Panel):

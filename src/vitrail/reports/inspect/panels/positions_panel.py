@@ -9,7 +9,7 @@ from vitrail.analysis.position_structure import Structure, position_table, simil
 from vitrail.core.message_files import load_messages
 from vitrail.reports.colours import sequential
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, wide_image
-from vitrail.reports.page import figure, numbers
+from vitrail.reports.page_kit import figure, headline_numbers
 
 
 class PositionsPanel(Panel):
@@ -58,7 +58,7 @@ class PositionsPanel(Panel):
         if walkthrough.position_tables > 1:
             intro += self.say("first-layer")
         tiles = wide_image(figures["positions"], "position embeddings")
-        return intro + numbers(pairs) + figure(self.word("similarity"), self.word("similarity-note"), tiles)
+        return intro + headline_numbers(pairs) + figure(self.word("similarity"), self.word("similarity-note"), tiles)
 
 
 def similarity_tiles(table_NN: np.ndarray, grid: tuple[int, int]) -> np.ndarray:

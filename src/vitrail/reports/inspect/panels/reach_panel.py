@@ -10,7 +10,7 @@ from vitrail.core.html import Html
 from vitrail.core.message_files import load_messages
 from vitrail.reports.colours import reach_colours
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, wide_image
-from vitrail.reports.page import figure
+from vitrail.reports.page_kit import figure
 
 HELD = (0.2, 0.5, 0.8)
 """Shares of the gradient; the smallest square that contains each share is reported."""

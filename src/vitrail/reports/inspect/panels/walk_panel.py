@@ -20,13 +20,14 @@ from vitrail.models.activations import Activations
 from vitrail.models.base import AnyModel
 from vitrail.models.device import evaluating
 from vitrail.models.walkthrough import WalkthroughStep, walkthrough_of
+from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.colours import sequential, signed
 from vitrail.reports.equations import typeset
 from vitrail.reports.inspect.packing import pack, rounded_to
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, place_in
 from vitrail.reports.inspect.shared_messages import SHARED
-from vitrail.reports.messages import LANGUAGES
-from vitrail.reports.page import Line, chart, figure
+from vitrail.reports.page_kit import figure
+from vitrail.reports.translations import LANGUAGES
 
 _NUMBERS = 6  # of each step are printed
 _TOP = 5  # classes that are named
@@ -137,7 +138,7 @@ class WalkthroughPanel(Panel):
             ]
             yield (
                 f"picture-{number}-path",
-                chart(lines, self.label("layer"), self.label("probability-cosine"), dots=True),
+                line_chart(lines, self.label("layer"), self.label("probability-cosine"), dots=True),
             )
 
     # The section

@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from vitrail.reports.page import HEIGHT, WIDTH, Line, chart
+from vitrail.reports.charts import HEIGHT, WIDTH, Line, line_chart
 
 
 def test_names_of_lines_that_end_together_stand_apart_inside_the_figure():
     lines = [Line(f"line {at}", [0, 1], [at, 0.1 * at], at) for at in range(8)]
-    svg = chart(lines, "x", "y")
+    svg = line_chart(lines, "x", "y")
     heights = [float(y) for y in re.findall(r'<text x="[\d.]+" y="([\d.]+)" style', svg)]
     assert len(heights) == 8
     assert min(b - a for a, b in zip(sorted(heights), sorted(heights)[1:], strict=False)) > 13.9
@@ -21,7 +21,7 @@ def test_names_of_lines_that_end_together_stand_apart_inside_the_figure():
 
 def test_names_of_lines_that_end_early_stand_at_the_right_where_no_line_is():
     lines = [Line(f"run {at}", [0, 1 + at], [0.5, 0.5 + 0.01 * at], at) for at in range(3)]
-    svg = chart(lines, "seconds", "y")
+    svg = line_chart(lines, "seconds", "y")
     assert len(set(re.findall(r'<text x="([\d.]+)" y="[\d.]+" style', svg))) == 1
     ends = [path.split()[-1].split(",")[0] for path in re.findall(r'<polyline points="([^"]+)"', svg)]
     leads = re.findall(r'<line class="axis" x1="([\d.]+)" [^>]*dasharray', svg)
@@ -30,7 +30,7 @@ def test_names_of_lines_that_end_early_stand_at_the_right_where_no_line_is():
 
 def test_many_names_make_a_figure_taller():
     lines = [Line(f"run {at}", [0, 1], [0, 1], at) for at in range(20)]
-    svg = chart(lines, "x", "y")
+    svg = line_chart(lines, "x", "y")
     (tall,) = re.findall(rf'viewBox="0 0 {WIDTH} (\d+)"', svg)
     heights = sorted(float(y) for y in re.findall(r'<text x="[\d.]+" y="([\d.]+)" style', svg))
     assert len(heights) == 20
@@ -42,7 +42,7 @@ def test_many_names_make_a_figure_taller():
 
 
 def test_ticks_have_no_needless_digits():
-    svg = chart([Line("a", [0, 1], [17.0, 92.0])], "x", "y")
+    svg = line_chart([Line("a", [0, 1], [17.0, 92.0])], "x", "y")
     ticks = re.findall(r'text-anchor="end">([^<]+)<', svg)
     assert ticks[:4] == ["20", "40", "60", "80"]
 
@@ -50,7 +50,7 @@ def test_ticks_have_no_needless_digits():
 def test_a_long_curve_keeps_its_extremes_in_a_small_figure():
     heights = [0.5] * 20_000
     heights[7_777], heights[13_131] = 3.0, -2.0
-    svg = chart([Line("loss", range(20_000), heights)], "step", "loss")
+    svg = line_chart([Line("loss", range(20_000), heights)], "step", "loss")
     assert len(svg) < 60_000
     (path,) = re.findall(r'<polyline points="([^"]+)"', svg)
     ys = [float(point.split(",")[1]) for point in path.split()]
@@ -60,5 +60,5 @@ def test_a_long_curve_keeps_its_extremes_in_a_small_figure():
 
 def test_a_logarithmic_axis_of_many_decades_has_one_mark_each():
     for least, marks in ((1e-2, ["0.01", "0.03", "0.1", "0.3", "1"]), (5e-5, ["0.0001", "0.001", "0.01", "0.1", "1"])):
-        svg = chart([Line("", [least, 1], [0, 1])], "x", "y", log_x=True)
+        svg = line_chart([Line("", [least, 1], [0, 1])], "x", "y", log_x=True)
         assert re.findall(r'text-anchor="middle">([\d.]+)<', svg) == marks
