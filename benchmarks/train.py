@@ -35,7 +35,7 @@ from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import Recipe
 from vitrail.training.run_log import RunLog
-from vitrail.training.stop import Stop
+from vitrail.training.stop import StopSignal
 
 # pixels: model, channels, batch, steps of a round, images
 SIZES = {
@@ -97,7 +97,7 @@ class Work:
         def run():
             trainer.total = trainer.step + self.steps
             with RunLog(folder, trainer.total, writes=True) as log:
-                trainer.fit(log=log, checkpoints=folder / "checkpoints", stop=Stop())
+                trainer.fit(log=log, checkpoints=folder / "checkpoints", stop=StopSignal())
 
         return run
 

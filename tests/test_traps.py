@@ -26,7 +26,7 @@ from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.protocols import evaluate
 from vitrail.lab.exact import redraw
 from vitrail.models.zoo import find
-from vitrail.training.finetune import adapt
+from vitrail.training.finetune import adapt_bundle
 from vitrail.training.options import Options
 from vitrail.training.recipe import Recipe, find_recipe
 
@@ -77,7 +77,7 @@ def test_4_a_head_for_other_classes_is_new_at_any_resolution():
     """torchvision resets heads only if the length of the sequence changes, too."""
     bundle = vitrail.Bundle(model=plain(), preprocess=Preprocess(resolution=64), labels=("a", "b", "c"))
     for resolution in ((64, 64), (96, 96)):
-        model, _, notes = adapt(bundle, ("d", "e", "f"), 3, Recipe(steps=1), resolution)
+        model, _, notes = adapt_bundle(bundle, ("d", "e", "f"), 3, Recipe(steps=1), resolution)
         assert not model.head.weight.any()
         assert any("a new head" in note for note in notes)
 

@@ -15,7 +15,7 @@ import pytest
 from tests.training.test_loop import HALF_WAY
 from vitrail.core.errors import UsageError
 from vitrail.core.files import locked
-from vitrail.training.checkpoint import sweep, tidy
+from vitrail.training.checkpoint import remove_old_checkpoints, remove_temporary_folders
 
 TRAIN = ("train", "digits", "--model", "MLP-Pico", "--steps", "2", "--threads", "1", "--set", "batch=32")
 HOLD = """
@@ -149,9 +149,9 @@ def test_without_locks_a_run_goes_on_and_says_so(call, tmp_path, monkeypatch):
 def test_tidy_spares_live_writers(tmp_path):
     for leaves in (".step-000000009.writing-x", ".step-000000008.removed"):
         (tmp_path / leaves).mkdir()
-    tidy(tmp_path, keep=2, best=None)
+    remove_old_checkpoints(tmp_path, keep=2, best=None)
     assert [path.name for path in tmp_path.iterdir()] == [".step-000000009.writing-x"]
-    sweep(tmp_path)
+    remove_temporary_folders(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

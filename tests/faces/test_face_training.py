@@ -21,17 +21,17 @@ from vitrail.faces.recognition import evaluate
 from vitrail.inference.registry import ENGINES
 from vitrail.models.surgery import surgery_of
 from vitrail.models.zoo import find
-from vitrail.training.margin_settings import Margin, adacos_scale
+from vitrail.training.margin_settings import MarginSettings, adacos_scale
 from vitrail.training.objectives.margin import margin_logits, with_margin
 from vitrail.training.options import Options
 from vitrail.training.recipe import change_recipe, find_recipe
 
 MARGINS = {
-    "cosface": Margin(cosine=0.35),
-    "arcface": Margin(cosine=0, angle=0.5),
-    "combined": Margin(cosine=0.1, angle=0.3, factor=1.2),
-    "sphereface": Margin(cosine=0, factor=4),
-    "far": Margin(cosine=0, angle=1.5, factor=1.9),
+    "cosface": MarginSettings(cosine=0.35),
+    "arcface": MarginSettings(cosine=0, angle=0.5),
+    "combined": MarginSettings(cosine=0.1, angle=0.3, factor=1.2),
+    "sphereface": MarginSettings(cosine=0, factor=4),
+    "far": MarginSettings(cosine=0, angle=1.5, factor=1.9),
 }
 
 
@@ -76,7 +76,7 @@ def test_gradients_are_finite_where_the_angle_is_zero_or_half_a_turn(name):
 
 def test_margin_and_scale_rise_over_the_warm_up():
     cosine, labels = torch.full((2, 5), 0.5), torch.tensor([1, 3])
-    margin = Margin(cosine=0.4, scale=64, warmup=0.5)
+    margin = MarginSettings(cosine=0.4, scale=64, warmup=0.5)
     first = adacos_scale(5)
     assert first == pytest.approx(math.sqrt(2) * math.log(4))
     for progress, share in ((0.0, 0.0), (0.25, 0.5), (0.5, 1.0), (1.0, 1.0)):
@@ -84,7 +84,7 @@ def test_margin_and_scale_rise_over_the_warm_up():
         scale = first + (64 - first) * share
         assert logits[0, 0].item() == pytest.approx(0.5 * scale, rel=1e-6)
         assert logits[0, 1].item() == pytest.approx((0.5 - 0.4 * share) * scale, rel=1e-6)
-    assert margin_logits(cosine, labels, Margin(warmup=0), torch.tensor(0.0))[0, 1].item() < 0.5 * first
+    assert margin_logits(cosine, labels, MarginSettings(warmup=0), torch.tensor(0.0))[0, 1].item() < 0.5 * first
 
 
 def test_face_models_cover_every_pixel_and_have_an_embedding():

@@ -25,7 +25,7 @@ from vitrail.reports.curves import Curve, axes, curve_of, draw_curves
 from vitrail.reports.objectives.registry import sections, summary
 from vitrail.reports.run_report import RunReport, read_events
 from vitrail.training.objectives.judgement import Classification, Judgement, judge_classifier
-from vitrail.training.observer import Position, RunInfo
+from vitrail.training.observer import RunInfo, RunProgress
 from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import Recipe
@@ -152,8 +152,8 @@ def test_six_classes_have_a_top_5(few):
     for classes, shown in ((5, False), (6, True)):
         labels = tuple(map(str, range(classes)))
         split = Split("test", few.splits["test"].images, few.splits["test"].labels % classes)
-        model = make_trainer(classes=classes).kept
-        found = judge_classifier(model, labels, trainer.load_to_evaluate(split), Ranks())
+        model = make_trainer(classes=classes).kept_model
+        found = judge_classifier(model, labels, trainer.evaluation_loader(split), Ranks())
         assert any("top-5" in name for name, _ in summary(found)) == shown
 
 
@@ -196,7 +196,7 @@ def test_a_run_without_held_out_images(tmp_path, few):
 
 def test_metrics_of_version_0_1_have_no_seconds():
     events = read_events(HALF_WAY / "metrics.jsonl")
-    page = run_report._curves(events, info_of(HALF_WAY, peak_rate=0.003), is_over=True)
+    page = run_report._curves(events, info_of(HALF_WAY, peak_learning_rate=0.003), is_over=True)
     assert page.count('class="by-step"') == 4
     assert "the recipe&#x27;s peak: 0.003" in page  # which no recorded step need have
     assert "by-seconds" not in page
@@ -227,7 +227,7 @@ def test_epochs_have_one_digit(epochs, said):
     assert run_report._epochs(epochs) == said
 
 
-AT_5 = Position(step=5, total=20, seconds=1.0)
+AT_5 = RunProgress(step=5, total=20, seconds=1.0)
 
 
 def info_of(folder, **changes):
@@ -239,7 +239,7 @@ def info_of(folder, **changes):
         "watched": "accuracy",
         "watched_name": "accuracy",
         "korean": {},
-        "peak_rate": 0.1,
+        "peak_learning_rate": 0.1,
         "steps_per_epoch": 10,
         "say": say,
     }

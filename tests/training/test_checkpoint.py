@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from vitrail.training.checkpoint import load_newest, save_checkpoint, tidy
+from vitrail.training.checkpoint import load_newest, remove_old_checkpoints, save_checkpoint
 
 SAVE = """
 import sys
@@ -122,7 +122,7 @@ def test_r4_every_flipped_bit_and_every_cut_is_detected(tmp_path):
 def test_tidy_keeps_the_newest_and_the_best(tmp_path):
     for step in range(1, 7):
         save_checkpoint(tmp_path, step, {"a": np.zeros(2)}, {"step": step})
-    tidy(tmp_path, keep=2, best=3)
+    remove_old_checkpoints(tmp_path, keep=2, best=3)
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
         "step-000000003",
         "step-000000005",

@@ -22,7 +22,7 @@ from vitrail.evaluation.protocols import evaluate
 from vitrail.evaluation.transfer import ridge_head
 from vitrail.lab.exact import redraw
 from vitrail.training.adapt_channels import adapt_channels
-from vitrail.training.finetune import adapt, adapt_head
+from vitrail.training.finetune import adapt_bundle, replace_head
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives.classify import Classify
 from vitrail.training.options import Options
@@ -55,13 +55,13 @@ def events(folder, kind):
 def test_the_same_classes_keep_the_head_in_the_order_of_the_data():
     model = small()
     images = torch.rand(4, 3, 32, 32)
-    kept, words = adapt_head(model, bundle_of(model), ("cat", "ant", "bee"))
+    kept, words = replace_head(model, bundle_of(model), ("cat", "ant", "bee"))
     torch.testing.assert_close(kept.eval()(images), model(images)[:, [2, 0, 1]])
     assert "the bundle's own" in words
     # Without names, by number; but what was not learned is not kept.
-    kept, words = adapt_head(model, bundle_of(model, labels=None), ("2", "0", "1"))
+    kept, words = replace_head(model, bundle_of(model, labels=None), ("2", "0", "1"))
     torch.testing.assert_close(kept.eval()(images), model(images)[:, [2, 0, 1]])
-    _, words = adapt_head(model, bundle_of(model, labels=None, objective="masked"), ("2", "0", "1"))
+    _, words = replace_head(model, bundle_of(model, labels=None, objective="masked"), ("2", "0", "1"))
     assert "a new head" in words
 
 
@@ -69,7 +69,7 @@ def test_the_same_classes_keep_the_head_in_the_order_of_the_data():
 def test_other_classes_begin_with_a_zero_head_on_the_same_features(name):
     model = small(name)
     images = torch.rand(2, 3, 32, 32)
-    fresh, words = adapt_head(model, bundle_of(model), ("one", "two"))
+    fresh, words = replace_head(model, bundle_of(model), ("one", "two"))
     assert fresh.eval()(images).tolist() == [[0, 0], [0, 0]]
     pooled = [vitrail.look(one, images, [], attention=False).steps["pooled"] for one in (model, fresh)]
     assert torch.equal(*pooled)
@@ -78,14 +78,14 @@ def test_other_classes_begin_with_a_zero_head_on_the_same_features(name):
 
 def test_the_hidden_layer_of_pretraining_is_dropped():
     model = small(representation="tanh")
-    fresh, words = adapt_head(model, bundle_of(model), ("one", "two"))
+    fresh, words = replace_head(model, bundle_of(model), ("one", "two"))
     assert fresh.config.representation == "none"
     assert "hidden layer of the pre-training head is dropped" in words
 
 
 def test_a_model_that_predicts_pixels_learns_to_name():
     model = small("iGPT-Micro", output="pixels", causal=True, resolution=8, classes=16)
-    fresh, words = adapt_head(model, bundle_of(model, labels=None), ("one", "two"))
+    fresh, words = replace_head(model, bundle_of(model, labels=None), ("one", "two"))
     assert (fresh.config.output, fresh.config.classes) == ("classes", 2)
     # Pixel n stood in place n + 1, behind the start token.
     assert torch.equal(fresh.pos_embed[:, :-1], model.pos_embed[:, 1:])
@@ -95,14 +95,14 @@ def test_a_model_that_predicts_pixels_learns_to_name():
 
 def test_positions_are_interpolated_by_the_stored_rule_and_it_is_said():
     model = small(resize_rule="google")
-    adapted, preprocess, notes = adapt(bundle_of(model), LABELS, 3, PLAIN, (48, 64))
+    adapted, preprocess, notes = adapt_bundle(bundle_of(model), LABELS, 3, PLAIN, (48, 64))
     assert torch.equal(adapted.pos_embed, model.resize((48, 64), rule="google").pos_embed)
     assert preprocess.resolution == (48, 64)
     assert notes[0] == "32 px became 48 x 64, positions interpolated by the rule of google"
     # The recipe's resolution, unless one is given.
     recipe = Recipe(steps=1, model={"resolution": 64, "dropout": 0.5})
-    assert adapt(bundle_of(model), LABELS, 3, recipe)[0].config.resolution == (64, 64)
-    adapted, *_ = adapt(bundle_of(model), LABELS, 3, recipe, (32, 32))
+    assert adapt_bundle(bundle_of(model), LABELS, 3, recipe)[0].config.resolution == (64, 64)
+    adapted, *_ = adapt_bundle(bundle_of(model), LABELS, 3, recipe, (32, 32))
     assert (adapted.config.resolution, adapted.config.dropout) == ((32, 32), 0.5)
 
 
@@ -188,7 +188,7 @@ def test_a_frozen_model_with_a_head_by_least_squares(tmp_path, capsys):
 def test_auto_trains_what_is_worth_it_and_goes_on_after_a_stop(tmp_path, capsys, monkeypatch):
     recipe = find_recipe("auto")
     with monkeypatch.context() as patch:
-        patch.setattr("vitrail.training.length.measure", lambda trainer, seconds: 9)
+        patch.setattr("vitrail.training.length.measure_steps", lambda trainer, seconds: 9)
         finetune("fashion", "digits", tmp_path / "short", recipe, Options())
     assert "9 steps would fit into 5 minutes; below 10, the linear head on frozen" in capsys.readouterr().err
     assert events(tmp_path / "short", "step") == []
@@ -224,7 +224,7 @@ def test_the_learning_rate_follows_the_mistakes_of_the_head(tmp_path, few, capsy
     (probe,) = events(tmp_path / "run", "probe")
     bundle = vitrail.load("fashion")
     training, _ = open_data(few).for_training(holdout=recipe.holdout, seed=0)
-    model, preprocess, _ = adapt(bundle, open_data(few).labels, 1, recipe)
+    model, preprocess, _ = adapt_bundle(bundle, open_data(few).labels, 1, recipe)
     features = extract(model, preprocess, training)
     _, scores = ridge_head(features, training.labels, classes=10)
     own = torch.from_numpy(scores).softmax(1).numpy()[np.arange(len(features)), training.labels]

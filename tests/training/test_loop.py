@@ -18,8 +18,8 @@ from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.data.dataset import Split
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
-from vitrail.training.average import Average
-from vitrail.training.length import measure
+from vitrail.training.average import WeightAverage
+from vitrail.training.length import measure_steps
 from vitrail.training.loop import Trainer
 from vitrail.training.optimisers.base import Optimiser, make_optimisers
 from vitrail.training.optimisers.muon import Muon, orthogonal
@@ -36,7 +36,7 @@ from vitrail.training.recipe import (
 )
 from vitrail.training.resume import resume
 from vitrail.training.schedule import schedule
-from vitrail.training.stop import Interrupted, Stop
+from vitrail.training.stop import Interrupted, StopSignal
 
 FAMILIES = ("ViT-Pico/2", "Hybrid-Pico", "ResNet-Pico", "Mixer-Pico/2", "LSTM-Pico/2", "MLP-Pico", "iGPT-Micro")
 HALF_WAY = FIXTURES / "run-half-way"
@@ -238,7 +238,7 @@ def test_muon_takes_the_matrices_of_blocks(name):
 def test_an_average_begins_with_short_memory():
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
-    average = Average(model, 0.9)
+    average = WeightAverage(model, 0.9)
     expected = 0.0
     for step in range(1, 200):
         torch.nn.init.constant_(model.weight, step)
@@ -285,7 +285,7 @@ def test_measuring_leaves_no_trace():
     """`--minutes` tries some steps first; the run is then as if it had not."""
     recipe = Recipe(steps=20, batch=32, learning_rate=3e-3, average=0.9)
     plain, measured = make_trainer("ResNet-Pico", recipe=recipe), make_trainer("ResNet-Pico", recipe=recipe)
-    assert measure(measured, 30.0) > 1
+    assert measure_steps(measured, 30.0) > 1
     measured.total = plain.total
     assert curve(plain, 6) == curve(measured, 6)
     for ours, theirs in zip(plain.arrays().items(), measured.arrays().items(), strict=True):
@@ -480,7 +480,7 @@ def test_fit_trains_to_the_end_of_the_recipe_without_a_folder(tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
     trainer.fit(lambda step: pytest.fail("the run is over"))
     # The length of a recipe with a time limit is measured.
-    monkeypatch.setattr("vitrail.training.loop.measure", lambda trainer, seconds: round(seconds))
+    monkeypatch.setattr("vitrail.training.loop.measure_steps", lambda trainer, seconds: round(seconds))
     trainer = make(Recipe(minutes=0.05, batch=64))
     trainer.fit()
     assert (trainer.step, trainer.total) == (3, 3)
@@ -498,7 +498,7 @@ def test_a_logged_loss_is_the_mean_of_the_last_ten_steps(tmp_path):
     wanted = {step: np.mean(expected[max(step - 10, 0) : step]) for step in (10, 12, 20, 24, 30)}
 
     def logged(trainer, name, until=None):
-        found, stop, update = {}, Stop(), trainer.update
+        found, stop, update = {}, StopSignal(), trainer.update
         log = _Silent()
         log.write = lambda event, **fields: found.update({fields["step"]: fields["loss"]} if event == "step" else {})
 

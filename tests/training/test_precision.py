@@ -13,7 +13,7 @@ from vitrail.core.errors import UsageError
 from vitrail.training import run as running
 from vitrail.training.checkpoint import load_newest
 from vitrail.training.options import Options
-from vitrail.training.precision import note_on_bfloat16
+from vitrail.training.precision import describe_bfloat16_speed
 
 NOTE = r"a step in bfloat16 is \d+\.\dx (as fast as|slower than) in float32 on this machine \(measured on \d+ images\)"
 SHORT = RECIPE.replace(epochs=2, patience=None)
@@ -36,7 +36,7 @@ def test_the_measurement_leaves_weights_statistics_gradients_and_random_numbers(
     trainer = make_trainer(name)
     before = {name: tensor.clone() for name, tensor in trainer.objective.state_dict().items()}
     random = torch.get_rng_state()
-    assert re.fullmatch(NOTE + r"(; leave --precision out for float32)?", note_on_bfloat16(trainer))
+    assert re.fullmatch(NOTE + r"(; leave --precision out for float32)?", describe_bfloat16_speed(trainer))
     after = trainer.objective.state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert torch.equal(torch.get_rng_state(), random)

@@ -32,14 +32,14 @@ from vitrail.cli import main
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.sources.registry import open_data
 from vitrail.reports.run_report import read_events
-from vitrail.training.checkpoint import load_newest, steps_of
+from vitrail.training.checkpoint import list_steps, load_newest
 from vitrail.training.loop import Trainer
 from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks, join
 from vitrail.training.recipe import Recipe, find_recipe
 from vitrail.training.resume import resume
 from vitrail.training.run_log import RunLog
-from vitrail.training.stop import Stop
+from vitrail.training.stop import StopSignal
 
 QUICK = (
     "digits",
@@ -184,7 +184,7 @@ def test_r3_a_full_disk_costs_one_checkpoint_and_not_the_run(tmp_path, capsys):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
-    assert steps_of(output / "checkpoints") == [5, 10]
+    assert list_steps(output / "checkpoints") == [5, 10]
     (failed,) = events(output, "checkpoint-failed")
     assert failed["step"] == 10
     assert "Training goes on; the last intact checkpoint is of step 5." in capsys.readouterr().err
@@ -242,7 +242,7 @@ def test_r4_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path):
             curve(trainer, 5)
             trainer.save(folder, STATE, log)
         trainer.options = Options(keep=1)
-        assert steps_of(folder) == [10, 15]
+        assert list_steps(folder) == [10, 15]
         (folder / "step-000000015" / "tensors.safetensors").write_bytes(b"")
         again = make_trainer(total=30)
         checkpoint, notes = resume(again, tmp_path, {})
@@ -258,7 +258,7 @@ def test_r4_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path):
 def test_r4_a_run_falls_back_and_says_so(call, undisturbed, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(undisturbed, output)
-    steps = steps_of(output / "checkpoints")
+    steps = list_steps(output / "checkpoints")
     path = output / "checkpoints" / f"step-{steps[-1]:09d}" / "tensors.safetensors"
     content = bytearray(path.read_bytes())
     content[5000] ^= 1
@@ -269,7 +269,7 @@ def test_r4_a_run_falls_back_and_says_so(call, undisturbed, tmp_path):
     assert f"note: {str(path)!r} is damaged" in err
     assert f"going on after step {steps[-2]}" in err
     assert fingerprint(output) == fingerprint(undisturbed)
-    for step in steps_of(output / "checkpoints"):
+    for step in list_steps(output / "checkpoints"):
         shutil.copy(__file__, output / "checkpoints" / f"step-{step:09d}" / "tensors.safetensors")
     done = call("train", *QUICK, "--output", output, "--resume", "auto")
     assert done.returncode == 1
@@ -345,7 +345,7 @@ def test_ranks_that_see_different_folders_are_refused(undisturbed):
 def test_what_changes_the_last_bits_is_said(undisturbed, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(undisturbed, output)
-    shutil.rmtree(output / "checkpoints" / f"step-{steps_of(output / 'checkpoints')[-1]:09d}")
+    shutil.rmtree(output / "checkpoints" / f"step-{list_steps(output / 'checkpoints')[-1]:09d}")
     process = start(output, "--resume", "auto", "--threads", "2", "--amp")
     _, err = process.communicate()
     assert process.returncode == 0, err
@@ -393,7 +393,7 @@ def test_a_closed_terminal_ends_a_run_with_a_checkpoint_unless_nohup_ignores_it(
     finally:
         signal.signal(signal.SIGHUP, before)
     assert done.returncode == code, done.stderr
-    assert steps_of(tmp_path / "run" / "checkpoints")[-1] == steps
+    assert list_steps(tmp_path / "run" / "checkpoints")[-1] == steps
 
 
 # R6, R7, R8
@@ -428,7 +428,7 @@ def test_r6_a_signal_ends_after_a_complete_step_with_a_checkpoint(undisturbed, t
         assert process.returncode == 128 + number
         assert err.strip().splitlines()[-1].startswith(f"vitrail: stopped by {signal.Signals(number).name} after step")
     (stopped,) = events(output, "stop")
-    assert steps_of(output / "checkpoints")[-1] == stopped["step"]
+    assert list_steps(output / "checkpoints")[-1] == stopped["step"]
     process = start(output, "--resume", "auto", ranks=ranks)
     process.communicate()
     assert process.returncode == 0
@@ -608,7 +608,7 @@ def test_r9_damage_is_remembered_by_checkpoints_within_an_epoch(tmp_path):
     recipe = Recipe(epochs=2, batch=4, holdout=0.0, on_damage="skip", preprocess={"crop_fraction": 1.0})
     output = tmp_path / "run"
 
-    class Impatient(Stop):
+    class Impatient(StopSignal):
         """As if a signal came during each step of the first three."""
 
         steps = 0
@@ -678,9 +678,9 @@ def test_r10_a_loss_that_is_no_number(tmp_path, policy):
     with RunLog(tmp_path, 40, writes=True) as log:
         if policy == "stop":
             with pytest.raises(VitrailError, match="not finite at step 30"):
-                trainer.fit(log=log, checkpoints=tmp_path / "checkpoints", stop=Stop())
+                trainer.fit(log=log, checkpoints=tmp_path / "checkpoints", stop=StopSignal())
         else:
-            trainer.fit(log=log, checkpoints=tmp_path / "checkpoints", stop=Stop())
+            trainer.fit(log=log, checkpoints=tmp_path / "checkpoints", stop=StopSignal())
     (broken,) = events(tmp_path, "nonfinite")
     order = trainer.loader.order(30 // trainer.loader.steps)
     offset = 30 % trainer.loader.steps

@@ -163,7 +163,7 @@ def test_a_run_that_only_left_steps_out_goes_on(tmp_path):
     """Without a step, an optimiser has no memory; a checkpoint that says so is whole."""
     recipe = Recipe(steps=20, batch=32, on_nonfinite="skip")
     trainer, again = make_trainer(recipe=recipe), make_trainer(recipe=recipe)
-    trainer.step = trainer.left_out = 4
+    trainer.step = trainer.skipped_steps = 4
     with RunLog(tmp_path, 20, writes=False) as log:
         trainer.save(tmp_path / "checkpoints", STATE, log)
     assert resume(again, tmp_path, {})[0].step == 4

@@ -191,14 +191,14 @@ def test_every_rank_takes_part_in_the_same_collectives(tmp_path, few, monkeypatc
 
     class Noting(Ranks):
         def __getattribute__(self, name):
-            if name in ("largest", "total", "from_first", "gather", "first_does"):
+            if name in ("reduce_max", "reduce_sum", "broadcast", "gather", "run_on_first"):
                 calls.append(name)
             return is_first if name == "is_first" else super().__getattribute__(name)
 
-        def from_first(self, thing):
+        def broadcast(self, thing):
             if is_first:
                 told.append(thing)
-            return told[calls.count("from_first") - 1]
+            return told[calls.count("broadcast") - 1]
 
     asked, told = {}, []
     recipe = RECIPE.replace(epochs=2, steps=None, patience=1)

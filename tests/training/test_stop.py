@@ -21,7 +21,7 @@ from vitrail.core.errors import UsageError
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.run_reader import read_run
-from vitrail.training.checkpoint import load_newest, steps_of
+from vitrail.training.checkpoint import list_steps, load_newest
 from vitrail.training.loop import Trainer
 from vitrail.training.options import Options
 from vitrail.training.recipe import Recipe
@@ -61,7 +61,7 @@ def scripted(monkeypatch):
         evaluated = {}
 
         def score_held_out(self):
-            evaluated[self.step] = {name: tensor.clone() for name, tensor in self.kept.state_dict().items()}
+            evaluated[self.step] = {name: tensor.clone() for name, tensor in self.kept_model.state_dict().items()}
             score = scores[self.step // self.loader.steps - 1]
             return {"score": score, "loss": 1.0, "accuracy": score, "count": 10}
 
@@ -157,7 +157,7 @@ def test_killed_and_resumed_it_ends_at_the_same_step_with_the_same_bits(few, tmp
     words = [sys.executable, "-c", KILLED, str(output)]
     done = subprocess.run(words, env=WITH_TESTS, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert steps_of(output / "checkpoints") == [3, 6]
+    assert list_steps(output / "checkpoints") == [3, 6]
     torch.set_num_threads(2)  # the run takes the number that it began with
     run(few, output, resumes=True)
     assert events(output, "stop") == [stop]
@@ -212,7 +212,7 @@ def test_the_error_of_one_ranks_callback_ends_all_with_a_checkpoint(few, torchru
     done = torchrun(tmp_path / "run", 2)
     assert done.returncode == 1
     assert "LookupError: mine" in done.stderr
-    assert steps_of(tmp_path / "run" / "checkpoints") == [2]
+    assert list_steps(tmp_path / "run" / "checkpoints") == [2]
     assert events(tmp_path / "run", "callback-failed")[0]["step"] == 2
 
 
@@ -295,7 +295,7 @@ def test_a_callback_may_end_the_run_and_resuming_does_not_go_on(few, tmp_path):
     assert read_run(output).step == 5
     assert events(output, "stop") == [{"event": "stop", "step": 5, "reason": "callback", "best": 3}]
     assert [event["step"] for event in events(output, "evaluate")] == [3, 5]
-    assert steps_of(output / "checkpoints") == [3, 5]
+    assert list_steps(output / "checkpoints") == [3, 5]
     assert load_newest(output / "checkpoints")[0].state["stopped"] == "callback"
     before = weights(output)
     shutil.rmtree(output / "bundle")  # as if it had been killed before its end
@@ -318,7 +318,7 @@ def test_the_error_of_a_callback_comes_through_and_nothing_is_lost(few, tmp_path
     with pytest.raises(KeyError) as raised:
         run(few, tmp_path / "run", callback=fail)
     assert raised.value is error
-    assert steps_of(tmp_path / "run" / "checkpoints") == [3, 4]
+    assert list_steps(tmp_path / "run" / "checkpoints") == [3, 4]
     (event,) = events(tmp_path / "run", "callback-failed")
     assert event == {"event": "callback-failed", "step": 4, "error": "KeyError: 'mine'"}
     resumed = run(few, tmp_path / "run", resumes=True)

@@ -20,11 +20,11 @@ from vitrail.models import zoo
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
 from vitrail.models.surgery import surgery_of
-from vitrail.training.finetune import adapt_with, origin_of, training_features
+from vitrail.training.finetune import adapt_bundle_with, describe_origin, extract_training_features
 from vitrail.training.options import Options
 from vitrail.training.recipe import OBJECTIVES, Recipe
 from vitrail.training.run import Result, RunControls, run
-from vitrail.training.starting_point import Given, Initial, channels_of, make_preprocess, resolve_model
+from vitrail.training.starting_point import RunContext, StartingPoint, count_channels, make_preprocess, resolve_model
 
 EMBEDDING = 512
 PEOPLE = "people.txt"
@@ -62,7 +62,7 @@ def train_faces(
     if landmarks is None:
         notes.append("faces are not aligned, because no landmarks are given: images are taken as they are cropped")
     else:
-        channels = channels_of(dataset.first_split)
+        channels = count_channels(dataset.first_split)
         plain = Preprocess(resolution=(SIDE, SIDE), mean=(0.5,) * channels, std=(0.5,) * channels)
         dataset = align_people(dataset, landmarks, plain)
         notes.append(f"faces are aligned by five landmarks to {SIDE} x {SIDE} pixels")
@@ -70,7 +70,7 @@ def train_faces(
     alignment = UNALIGNED if landmarks is None else BY_LANDMARKS
     kept = {"faces": {"alignment": alignment, "people": len(dataset.labels)}}
 
-    def initialise(given: Given) -> Initial:
+    def initialise(given: RunContext) -> StartingPoint:
         torch.manual_seed(options.seed)
         if source is None:
             return _first_weights(str(model), given.dataset, given, recipe, resolution, kept)
@@ -84,32 +84,32 @@ def train_faces(
 
 
 def _first_weights(
-    name: str, dataset: Dataset, given: Given, recipe: Recipe, resolution: int | None, kept: dict[str, Any]
-) -> Initial:
+    name: str, dataset: Dataset, given: RunContext, recipe: Recipe, resolution: int | None, kept: dict[str, Any]
+) -> StartingPoint:
     named = zoo.find(name)
     settings = {"embedding": named.embedding or EMBEDDING, "classes": 0}
     settings |= {} if resolution is None else {"resolution": resolution}
     config = resolve_model(named.replace(**settings), dataset, recipe)
-    return Initial(build(config), make_preprocess(config, given.training, recipe), origin=kept)
+    return StartingPoint(build(config), make_preprocess(config, given.training, recipe), origin=kept)
 
 
 def _from_bundle(
     source: Bundle | str | Path,
-    given: Given,
+    given: RunContext,
     recipe: Recipe,
     resolution: int | None,
     kept: dict[str, Any],
     options: Options,
-) -> Initial:
+) -> StartingPoint:
     loaded = open_bundle(source)
     size = None if resolution is None else (resolution, resolution)
-    channels = channels_of(given.dataset.first_split)
+    channels = count_channels(given.dataset.first_split)
     settings = dict(recipe.model)
     pool = settings.pop("pool", "gap")
     if pool not in ("gap", "cls"):
         raise UsageError(f"Pool of a bundle's model must be gap, or cls if it has that, got {pool!r}.")
     new_head = functools.partial(_new_embedding, reads_patches=pool == "gap")
-    model, preprocess, notes = adapt_with(loaded, new_head, channels, recipe.replace(model=settings), size)
+    model, preprocess, notes = adapt_bundle_with(loaded, new_head, channels, recipe.replace(model=settings), size)
     made = model.config.to_document().get("pool", pool)
     if "pool" in recipe.model and made != pool:
         raise UsageError(f"Pool must stay {made} for this bundle, got {pool!r}.")
@@ -119,14 +119,14 @@ def _from_bundle(
         learned = _learn(model, preprocess, given, recipe, damaged, options, is_fitted=is_fitted)
         if is_fitted:
             notes += ("the embedding begins with the frozen model's features, whitened within people",)
-    origin = kept | origin_of(source, loaded, notes)
-    return Initial(model, preprocess, bundle_key(source)[:12], origin, notes, damaged=damaged, learned=learned)
+    origin = kept | describe_origin(source, loaded, notes)
+    return StartingPoint(model, preprocess, bundle_key(source)[:12], origin, notes, damaged=damaged, learned=learned)
 
 
 def _learn(
     model: AnyModel,
     preprocess: Preprocess,
-    given: Given,
+    given: RunContext,
     recipe: Recipe,
     damaged: dict[str, str],
     options: Options,
@@ -137,7 +137,7 @@ def _learn(
     Returns the first weights of the objective."""
     given.tell(f"computing features of {len(given.training):,} images for the embedding")
     parts = [
-        training_features(model, preprocess, given, recipe, damaged, workers=options.workers, mirrored=mirrored)
+        extract_training_features(model, preprocess, given, recipe, damaged, workers=options.workers, mirrored=mirrored)
         for mirrored in (False, True)
     ]
     features, people = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))

@@ -12,7 +12,7 @@ from vitrail.data.dataset import Dataset, Split, sample_held_out, sample_per_cla
 from vitrail.data.preprocess import Preprocess
 from vitrail.models import zoo
 from vitrail.models.config import ModelConfig
-from vitrail.training.starting_point import channels_of
+from vitrail.training.starting_point import count_channels
 
 _SIZES = {8: "Pico", 28: "Nano"}  # sides in pixels that have presets; other images are resized
 _OTHER_SIZE, _OTHER_PIXELS = "Nano/8", 32
@@ -119,7 +119,7 @@ def prepare(dataset: Dataset, seed: int = 0) -> Images:
     pixels = dataset.first_split.in_memory
     side = pixels.shape[1] if pixels is not None and pixels.shape[1] == pixels.shape[2] else 0
     size, side = (_SIZES[side], side) if side in _SIZES else (_OTHER_SIZE, _OTHER_PIXELS)
-    channels = channels_of(dataset.first_split)
+    channels = count_channels(dataset.first_split)
     if channels not in (1, 3):
         raise UsageError(f"Data to compare on must have 1 or 3 channels, got {channels}.")
     half = (0.5,) * channels

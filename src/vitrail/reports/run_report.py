@@ -30,7 +30,7 @@ from vitrail.reports.objectives import registry
 from vitrail.reports.page_kit import bilingual_page, figure, headline_numbers, image, table
 from vitrail.reports.translations import translator, with_korean
 from vitrail.training.objectives.illustration import IllustrationArrays
-from vitrail.training.observer import Observer, Outcome, Position, RunInfo
+from vitrail.training.observer import FinishedRun, Observer, RunInfo, RunProgress
 from vitrail.training.stop import Interrupted
 
 WORDS = load_messages(__file__)
@@ -51,7 +51,7 @@ class RunReport(Observer):
         self._info = info
         self._due, self._is_silent = 0.0, False
 
-    def update(self, position: Position) -> None:
+    def update(self, position: RunProgress) -> None:
         """Write the course of the run so far, unless that was done a moment ago. A failure is only a warning."""
         began = time.monotonic()
         if began >= self._due:
@@ -59,10 +59,10 @@ class RunReport(Observer):
             now = time.monotonic()
             self._due = now + max(_PAUSE, (now - began) / _SHARE)
 
-    def fail(self, position: Position, error: BaseException) -> None:
+    def fail(self, position: RunProgress, error: BaseException) -> None:
         self._write_course(position, error)
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: FinishedRun) -> None:
         """Write the report of the finished run."""
         info, events, bundle, judgement = self._info, self._events(), outcome.bundle, outcome.judgement
         shown = [] if judgement is None else registry.summary(judgement)
@@ -83,7 +83,7 @@ class RunReport(Observer):
     def _events(self) -> list[dict[str, Any]]:
         return read_events(self._info.folder / "metrics.jsonl")
 
-    def _write_course(self, position: Position, error: BaseException | None) -> None:
+    def _write_course(self, position: RunProgress, error: BaseException | None) -> None:
         """The report of a run that is not at its end, and of one that was ended by an error."""
         try:
             events, info = self._events(), self._info
@@ -142,7 +142,7 @@ def _left(events: Events, total: int) -> str:
     return clock(max(seconds / steps * (total - timed[-1]["step"]), 0))
 
 
-def _course(events: Events, info: RunInfo, position: Position) -> str:
+def _course(events: Events, info: RunInfo, position: RunProgress) -> str:
     """The main numbers of a run that is not at its end."""
     steps, seen = of_kind(events, "step"), of_kind(events, "evaluate")
     pairs = []
@@ -231,7 +231,7 @@ def _curves(events: Events, info: RunInfo, *, is_over: bool) -> str:
     rate = curve_of(events, "step", "learning_rate", "", 7)
     speed = curve_of(events, "step", "images_per_second", "", 2)
     if len(rate.values) > 1:
-        note = word("rate-note", peak=f"{info.peak_rate:.3g}")
+        note = word("rate-note", peak=f"{info.peak_learning_rate:.3g}")
         drawn.append(figure(word("rate-title"), note, draw_curves([rate], word("rate", "tspan"))))
     if speed.values:
         title = word("speed-title", speed=f"{statistics.median(speed.values):,.0f}")

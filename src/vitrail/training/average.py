@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 
-class Average:
+class WeightAverage:
     """Exponential moving average of a model's weights, with decay min(d, (1 + t) / (10 + t)) at step t."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:

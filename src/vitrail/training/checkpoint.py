@@ -48,7 +48,7 @@ def save_checkpoint(folder: Path, step: int, arrays: Mapping[str, np.ndarray], s
     return path
 
 
-def steps_of(folder: Path) -> list[int]:
+def list_steps(folder: Path) -> list[int]:
     """Steps with a checkpoint, intact or damaged, oldest first."""
     if not folder.is_dir():
         return []
@@ -58,7 +58,7 @@ def steps_of(folder: Path) -> list[int]:
 def load_newest(folder: Path) -> tuple[Checkpoint | None, dict[int, str]]:
     """The newest intact checkpoint, and what is wrong with each newer one."""
     complaints = {}
-    for step in reversed(steps_of(folder)):
+    for step in reversed(list_steps(folder)):
         try:
             return load_checkpoint(folder / f"step-{step:09d}"), complaints
         except CorruptFileError as error:
@@ -66,8 +66,8 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, dict[int, str]]:
     return None, complaints
 
 
-def set_aside(folder: Path, steps: Iterable[int]) -> None:
-    """Rename damaged checkpoints, so that they are not read and `tidy` does not count them."""
+def rename_damaged(folder: Path, steps: Iterable[int]) -> None:
+    """Rename damaged checkpoints, so that they are not read and `remove_old_checkpoints` does not count them."""
     for step in steps:
         with contextlib.suppress(OSError):
             (folder / f"step-{step:09d}").rename(folder / f"damaged-step-{step:09d}")
@@ -85,9 +85,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(state["step"], arrays, state)
 
 
-def tidy(folder: Path, *, keep: int, best: int | None) -> None:
+def remove_old_checkpoints(folder: Path, *, keep: int, best: int | None) -> None:
     """Remove all but the newest `keep` checkpoints and the best."""
-    steps = steps_of(folder)
+    steps = list_steps(folder)
     for step in steps[: -keep if keep else None]:
         if step != best:
             # First under a name that no reader takes for a checkpoint: removing takes time.
@@ -97,7 +97,7 @@ def tidy(folder: Path, *, keep: int, best: int | None) -> None:
     _remove(folder.glob(".step-*.removed"))
 
 
-def sweep(folder: Path) -> None:
+def remove_temporary_folders(folder: Path) -> None:
     """Remove temporary folders of killed writers. Only the holder of the run's lock may call this."""
     _remove(folder.glob(".step-*"))
 

@@ -14,14 +14,14 @@ from vitrail.training.loop import Trainer
 from vitrail.training.objectives.judgement import Judgement
 from vitrail.training.recipe import OBJECTIVES
 from vitrail.training.run_log import RunLog
-from vitrail.training.starting_point import Initial
+from vitrail.training.starting_point import StartingPoint
 
 _FITTED = 1000  # training images that tell how well they are learned
 
 
 def conclude(
     trainer: Trainer,
-    initial: Initial,
+    initial: StartingPoint,
     dataset: Dataset,
     split: Split | None,
     log: RunLog,
@@ -29,17 +29,17 @@ def conclude(
     command: str,
 ) -> tuple[Bundle, Judgement | None]:
     """After the last step: the weights to keep, their final evaluation on `split`, the bundle."""
-    is_best = trainer.return_to_best()
+    is_best = trainer.restore_best()
     choice = choose(trainer, initial, log)
     judgement = _judge(trainer, split, log)
     # Only the first rank has the judgement, but all of them must evaluate.
-    fitted = _fitted(trainer) if trainer.ranks.from_first(judgement is not None) else {}
+    fitted = _fitted(trainer) if trainer.ranks.broadcast(judgement is not None) else {}
     scores = None
     if judgement is not None and split is not None:
         scores = {"split": split.name, **judgement.scores, **fitted}
         log.write("final", step=trainer.step, **scores)
     bundle = Bundle(
-        model=trainer.kept.eval(),
+        model=trainer.kept_model.eval(),
         answer=trainer.kept_objective.answer(trainer.held_out_loader, trainer.ranks),
         preprocess=trainer.preprocess,
         labels=dataset.labels if trainer.objective.classifies else None,
@@ -52,7 +52,7 @@ def _judge(trainer: Trainer, split: Split | None, log: RunLog) -> Judgement | No
     """The final evaluation of the kept model."""
     if split is None:
         return None
-    loader = trainer.load_to_evaluate(split)
+    loader = trainer.evaluation_loader(split)
     judgement = trainer.kept_objective.judge(loader, trainer.ranks)
     trainer.collect_damage(log, loader)
     return judgement
@@ -62,13 +62,13 @@ def _fitted(trainer: Trainer) -> dict[str, Any]:
     """How well the kept model does on images that it was trained on, beside which its scores tell overfitting."""
     if not trainer.objective.classifies:
         return {}
-    found = trainer.score_on(trainer.load_to_evaluate(trainer.loader.split.sample_evenly(_FITTED)))
+    found = trainer.score_on(trainer.evaluation_loader(trainer.loader.split.sample_evenly(_FITTED)))
     return {f"training_{trainer.objective.watched}": found[trainer.objective.watched]}
 
 
 def _provenance(
     trainer: Trainer,
-    initial: Initial,
+    initial: StartingPoint,
     dataset: Dataset,
     fingerprint: str,
     choice: Choice | None,
@@ -97,7 +97,7 @@ def _provenance(
         "threads": torch.get_num_threads(),
         "vitrail": __version__,
         "torch": str(torch.__version__),
-        "seconds": round(trainer.spent, 1),
+        "seconds": round(trainer.elapsed_seconds, 1),
         "command": writable(command),
         **initial.origin,
     }
@@ -111,7 +111,7 @@ def _provenance(
     return provenance
 
 
-def _which_weights(trainer: Trainer, initial: Initial, choice: Choice | None, *, is_best: bool) -> str:
+def _which_weights(trainer: Trainer, initial: StartingPoint, choice: Choice | None, *, is_best: bool) -> str:
     if choice is not None and choice.kept == "start":
         return LINEAR_HEAD
     if not trainer.total:

@@ -32,7 +32,7 @@ from vitrail.training.adapt_channels import adapt_channels
 from vitrail.training.options import Options
 from vitrail.training.recipe import OBJECTIVES, Recipe
 from vitrail.training.run import Result, RunControls, run
-from vitrail.training.starting_point import Given, Initial, channels_of
+from vitrail.training.starting_point import RunContext, StartingPoint, count_channels
 
 # Settings that no weight depends on: a recipe may change them in a model that exists.
 _CHANGEABLE = ("dropout", "drop_path", "token_drop", "merge")
@@ -61,12 +61,12 @@ def finetune(
     loaded = open_bundle(bundle)
     check_head(loaded.model)
 
-    def initialise(given: Given) -> Initial:
-        channels = channels_of(given.dataset.first_split)
-        model, preprocess, notes = adapt(loaded, given.dataset.labels, channels, recipe, resolution)
+    def initialise(given: RunContext) -> StartingPoint:
+        channels = count_channels(given.dataset.first_split)
+        model, preprocess, notes = adapt_bundle(loaded, given.dataset.labels, channels, recipe, resolution)
         probe, damaged = None, {}
         if recipe.head == "probe" and given.is_new and not model.head.weight.any():
-            probe = learn_head(model, preprocess, given, recipe, damaged, workers=options.workers)
+            probe = fit_head(model, preprocess, given, recipe, damaged, workers=options.workers)
             notes += (
                 f"least squares on the frozen model's features, in {probe['seconds']:.1f} s, {_spoken_probe(probe)}",
             )
@@ -78,20 +78,20 @@ def finetune(
             notes += (f"peak learning rate {rate} ({reason}; --lr sets another)",)
 
         def body() -> AnyModel:
-            return adapt(loaded, given.dataset.labels, channels, recipe, resolution)[0]
+            return adapt_bundle(loaded, given.dataset.labels, channels, recipe, resolution)[0]
 
         key = bundle_key(bundle)
-        origin = origin_of(bundle, loaded, notes)
-        return Initial(model, preprocess, key[:12], origin, notes, probe, damaged, body, rate_scale)
+        origin = describe_origin(bundle, loaded, notes)
+        return StartingPoint(model, preprocess, key[:12], origin, notes, probe, damaged, body, rate_scale)
 
     return run(data, output, recipe, options, initialise, **controls)
 
 
-NewHead = Callable[[AnyModel], tuple[AnyModel, str]]
+HeadReplacement = Callable[[AnyModel], tuple[AnyModel, str]]
 """Makes a copy of a model with the head that the run needs, and a note about it."""
 
 
-def origin_of(bundle: Bundle | str | Path, loaded: Bundle, notes: Iterable[str]) -> dict[str, Any]:
+def describe_origin(bundle: Bundle | str | Path, loaded: Bundle, notes: Iterable[str]) -> dict[str, Any]:
     """What the provenance says of the bundle that a run begins with, and of the changes to it."""
     name = "in memory" if isinstance(bundle, Bundle) else writable(str(bundle))
     kept = ("data", "licence", "objective", "converted_from")
@@ -99,17 +99,17 @@ def origin_of(bundle: Bundle | str | Path, loaded: Bundle, notes: Iterable[str])
     return {"finetuned_from": {"bundle": name, "manifest": bundle_key(bundle), "changes": list(notes), **known}}
 
 
-def adapt(
+def adapt_bundle(
     bundle: Bundle, labels: tuple[str, ...], channels: int, recipe: Recipe, resolution: Pair | None = None
 ) -> tuple[AnyModel, Preprocess, tuple[str, ...]]:
     """The bundle's model for these classes, channels and resolution, its preprocessing, and notes about the changes."""
-    return adapt_with(bundle, lambda model: adapt_head(model, bundle, labels), channels, recipe, resolution)
+    return adapt_bundle_with(bundle, lambda model: replace_head(model, bundle, labels), channels, recipe, resolution)
 
 
-def adapt_with(
-    bundle: Bundle, new_head: NewHead, channels: int, recipe: Recipe, resolution: Pair | None
+def adapt_bundle_with(
+    bundle: Bundle, new_head: HeadReplacement, channels: int, recipe: Recipe, resolution: Pair | None
 ) -> tuple[AnyModel, Preprocess, tuple[str, ...]]:
-    """`adapt` with any new head.
+    """`adapt_bundle` with any new head.
 
     The resolution is the given one, otherwise the recipe's, otherwise the bundle's.
     """
@@ -146,7 +146,7 @@ def _resize(model: AnyModel, wanted: int | Pair) -> tuple[AnyModel, str | None]:
     return model, f"{_spoken(before)} px became {_spoken(model.config.resolution)}{rule}"
 
 
-def adapt_head(model: AnyModel, bundle: Bundle, now: tuple[str, ...]) -> tuple[AnyModel, str]:
+def replace_head(model: AnyModel, bundle: Bundle, now: tuple[str, ...]) -> tuple[AnyModel, str]:
     """If the classes are the bundle's, keep the head, in DATA's order. Otherwise a zero head without hidden layer."""
     if (order := _same_classes(bundle, now)) is not None:
         kept = model.clone_with()
@@ -173,10 +173,10 @@ def _same_classes(bundle: Bundle, now: tuple[str, ...]) -> list[int] | None:
     return place.tolist() if len(set(place.tolist())) == classes and bool(bundle.model.head.weight.any()) else None
 
 
-def training_features(
+def extract_training_features(
     model: AnyModel,
     preprocess: Preprocess,
-    given: Given,
+    given: RunContext,
     recipe: Recipe,
     damaged: dict[str, str],
     *,
@@ -200,10 +200,10 @@ def training_features(
     return features[known], labels[known]
 
 
-def learn_head(
+def fit_head(
     model: AnyModel,
     preprocess: Preprocess,
-    given: Given,
+    given: RunContext,
     recipe: Recipe,
     damaged: dict[str, str],
     *,
@@ -213,7 +213,7 @@ def learn_head(
     solves; unreadable images are added to `damaged`."""
     began = time.monotonic()
     given.tell(f"computing features of {len(given.training):,} images for the head")
-    features, labels = training_features(model, preprocess, given, recipe, damaged, workers=workers)
+    features, labels = extract_training_features(model, preprocess, given, recipe, damaged, workers=workers)
 
     def solve() -> tuple[Linear, dict[str, Any]]:
         linear, left_out = ridge_head(features, labels, classes=model.config.classes)
@@ -226,7 +226,7 @@ def learn_head(
         scores = {"accuracy": right / count, "interval": wilson(right, count)}
         return linear, {**scores, "count": count, "residual": residual}
 
-    linear, found = given.ranks.first_does(solve)
+    linear, found = given.ranks.run_on_first(solve)
     with torch.no_grad():
         model.head.weight.copy_(torch.from_numpy(linear.weight.T))
         model.head.bias.copy_(torch.from_numpy(linear.bias))

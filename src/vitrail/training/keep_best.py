@@ -6,7 +6,7 @@ from vitrail.core.settings import counted
 from vitrail.evaluation.history import LINEAR_HEAD
 from vitrail.training.loop import Trainer
 from vitrail.training.run_log import RunLog
-from vitrail.training.starting_point import Initial
+from vitrail.training.starting_point import StartingPoint
 
 _FEW_MISTAKES = 0.1  # of the head: its residual, by which the learning rate is scaled
 
@@ -18,7 +18,7 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose(trainer: Trainer, initial: Initial, log: RunLog) -> Choice | None:
+def choose(trainer: Trainer, initial: StartingPoint, log: RunLog) -> Choice | None:
     """Keep the trained model, unless the initial one is better on the held-out images, or as good with few mistakes."""
     initial_scores = trainer.initial_scores
     if initial_scores is None or initial.body is None or not trainer.total:
@@ -30,7 +30,7 @@ def choose(trainer: Trainer, initial: Initial, log: RunLog) -> Choice | None:
     log.write("choice", step=trainer.step, kept=choice.kept, **scores, reason=choice.reason)
     log.say(f"note: {choice.reason}")
     if choice.kept == "start":
-        trainer.return_to_initial(initial.body())
+        trainer.restore_starting_point(initial.body())
     return choice
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from vitrail.core.settings import counted
 from vitrail.evaluation.history import LINEAR_HEAD
-from vitrail.training.average import Average
+from vitrail.training.average import WeightAverage
 from vitrail.training.optimisers.base import make_optimisers
-from vitrail.training.starting_point import Initial
+from vitrail.training.starting_point import StartingPoint
 
 if TYPE_CHECKING:
     from vitrail.training.loop import Trainer
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _MEASURED_SECONDS, _MEASURED_STEPS, _WARM_STEPS = 4.0, 40, 3
 
 
-def measure(trainer: "Trainer", seconds: float) -> int:
+def measure_steps(trainer: "Trainer", seconds: float) -> int:
     """Number of steps that fit into these seconds, including evaluations. Some steps are timed and then undone."""
     first = {name: tensor.clone() for name, tensor in trainer.objective.state_dict().items()}
     trainer.total = 1
@@ -28,30 +28,30 @@ def measure(trainer: "Trainer", seconds: float) -> int:
         times.append(now - last)
         last = now
         # The first ones warm up, and compile. All ranks stop at the same step.
-        (spent,) = trainer.ranks.largest(sum(times[_WARM_STEPS:]))
+        (spent,) = trainer.ranks.reduce_max(sum(times[_WARM_STEPS:]))
         if spent > _MEASURED_SECONDS or len(times) >= _MEASURED_STEPS:
             break
     usual = statistics.median(times[_WARM_STEPS:] or times)
     trainer.objective.load_state_dict(first)
     trainer.optimisers = make_optimisers(trainer.objective, trainer.recipe)
     if trainer.average:
-        trainer.average = Average(trainer.objective, trainer.recipe.average)
+        trainer.average = WeightAverage(trainer.objective, trainer.recipe.average)
     between = 0.0
     if trainer.held_out_loader is not None:
         # A forward pass is about a third of a step.
         images = len(trainer.held_out_loader.split) / trainer.recipe.batch
         between = images * usual / 3 / (trainer.loader.steps * trainer.recipe.evaluate_every)
-    slowest, spent = trainer.ranks.largest(usual + between, last - began)
+    slowest, spent = trainer.ranks.reduce_max(usual + between, last - began)
     return max(int(0.95 * max(seconds - spent, 0) / slowest), 1)
 
 
-def length_of_run(trainer: "Trainer", initial: Initial, began: float) -> tuple[int, str | None]:
+def plan_steps(trainer: "Trainer", initial: StartingPoint, began: float) -> tuple[int, str | None]:
     """Number of steps of a run, and a note if there are too few to train."""
     recipe = trainer.recipe
-    if trainer.planned is not None:
-        return trainer.planned, None
+    if trainer.planned_steps is not None:
+        return trainer.planned_steps, None
     minutes = recipe.minutes or 0.0
-    steps = int(trainer.ranks.from_first(measure(trainer, 60 * minutes - (time.monotonic() - began))))
+    steps = int(trainer.ranks.broadcast(measure_steps(trainer, 60 * minutes - (time.monotonic() - began))))
     if initial.probe is None or steps >= recipe.least_steps:
         return steps, None
     return 0, (

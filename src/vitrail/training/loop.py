@@ -23,16 +23,16 @@ from vitrail.core.settings import counted
 from vitrail.data.augment.pipeline import mix
 from vitrail.data.loader import Batch, Loader
 from vitrail.training.callback import Callback, Step, asks_to_stop
-from vitrail.training.length import measure
+from vitrail.training.length import measure_steps
 from vitrail.training.optimisers.base import set_learning_rate
 from vitrail.training.run_log import RunLog
-from vitrail.training.run_state import Ending
+from vitrail.training.run_state import StopReason
 from vitrail.training.schedule import schedule
-from vitrail.training.stop import Interrupted, Stop
+from vitrail.training.stop import Interrupted, StopSignal
 from vitrail.training.trainer_state import LOG_EVERY, TrainerState
 
 
-class Done(NamedTuple):
+class StepResult(NamedTuple):
     """Result of one step, agreed by all ranks."""
 
     loss: float
@@ -55,16 +55,16 @@ class Trainer(TrainerState):
         log: RunLog | None = None,
         checkpoints: Path | None = None,
         state: dict[str, Any] | None = None,
-        stop: Stop | None = None,
+        stop: StopSignal | None = None,
     ) -> None:
-        """Train from the current step to the last one of the recipe. `kept` is then the trained model.
+        """Train from the current step to the last one of the recipe. `kept_model` is then the trained model.
 
         Every rank calls `callback` after each step. Events go to `log`. Checkpoints, with the fields of `state` in
         addition, go to the folder `checkpoints`; without one, none are written. A signal in `stop` ends the run after
         the step.
         """
-        if self.planned is None and not self.total:
-            self.total = int(self.ranks.from_first(measure(self, 60 * (self.recipe.minutes or 0.0))))
+        if self.planned_steps is None and not self.total:
+            self.total = int(self.ranks.broadcast(measure_steps(self, 60 * (self.recipe.minutes or 0.0))))
         log = RunLog(Path(), self.total, writes=False) if log is None else log
         self._saved = time.monotonic()
         images, since = 0, time.perf_counter()
@@ -99,18 +99,18 @@ class Trainer(TrainerState):
                 if checkpoints is not None:
                     self.save(checkpoints, state or {}, log, must=bool(done.signal))
                 if not done.signal:
-                    log.update(self.position)
+                    log.update(self.progress)
             if problem is not None:
                 log.write("callback-failed", step=self.step, error=f"{type(problem).__name__}: {problem}")
                 raise problem
             if done.signal:
                 self._interrupt(done.signal, log)
 
-    def _count(self, batch: Batch, done: Done, log: RunLog) -> None:
+    def _count(self, batch: Batch, done: StepResult, log: RunLog) -> None:
         """Count the step. One that was not finite ends the run or is left out, as the recipe says."""
         self._losses.append(done.loss if done.is_finite else math.nan)
         if not done.is_finite:
-            self.left_out += 1
+            self.skipped_steps += 1
             self._on_nonfinite(batch, log)
         self.step += 1
         log.step(self.step)
@@ -118,14 +118,14 @@ class Trainer(TrainerState):
     def _write_step(self, epoch: int, speed: float, log: RunLog) -> dict[str, float]:
         """Log the mean loss of the last steps, the learning rate and the speed. Returns these numbers."""
         losses = [loss for loss in self._losses if math.isfinite(loss)]
-        (mean,) = self.ranks.total(sum(losses) / max(len(losses), 1))
+        (mean,) = self.ranks.reduce_sum(sum(losses) / max(len(losses), 1))
         numbers = {
             "loss": mean if losses else math.nan,
             "learning_rate": self._rate(self.step - 1),
             "images_per_second": speed,
         }
         gradients = {"gradients": self.gradients} if self.options.gradients else {}
-        log.write("step", step=self.step, epoch=epoch, seconds=round(self.spent, 2), **numbers, **gradients)
+        log.write("step", step=self.step, epoch=epoch, seconds=round(self.elapsed_seconds, 2), **numbers, **gradients)
         return numbers
 
     def _interrupt(self, number: int, log: RunLog) -> None:
@@ -147,7 +147,7 @@ class Trainer(TrainerState):
                     if self.step == self.total or self.stopped is not None:
                         return
 
-    def update(self, batch: Batch, stop: Stop | None = None) -> Done:
+    def update(self, batch: Batch, stop: StopSignal | None = None) -> StepResult:
         """One step; it is skipped if loss or gradient are not finite on any rank."""
         set_learning_rate(self.optimisers, self._rate(self.step))
         seed = rng.bits(self.options.seed, self.step, self.ranks.rank, stream="step")
@@ -158,7 +158,7 @@ class Trainer(TrainerState):
             optimiser.zero_grad(set_to_none=True)
         statistics_before = self._running_statistics() if self.recipe.on_nonfinite == "skip" else []
         loss = 0.0
-        parts = list(self.parts(batch))
+        parts = list(self.split_batch(batch))
         for number, (part, weights) in enumerate(parts):
             is_last = number == len(parts) - 1
             with contextlib.nullcontext() if is_last or self.ranks.count == 1 else self._runner.no_sync():
@@ -177,7 +177,7 @@ class Trainer(TrainerState):
         is_finite = math.isfinite(loss) and bool(norm.isfinite())
         is_due = self.ranks.is_first and time.monotonic() - self._saved >= self.options.checkpoint_seconds
         # What all ranks must do together: step or not, stop or not, save or not.
-        agreed = map(int, self.ranks.largest(not is_finite, stop.signal if stop else 0, is_due))
+        agreed = map(int, self.ranks.reduce_max(not is_finite, stop.signal if stop else 0, is_due))
         is_wrong, signal_number, is_due = agreed
         if is_wrong:
             for buffer, before in statistics_before:
@@ -187,7 +187,7 @@ class Trainer(TrainerState):
                 optimiser.step()
             if self.average:
                 self.average.update(self.objective, self.step + 1)
-        return Done(loss, not is_wrong, signal_number, bool(is_due))
+        return StepResult(loss, not is_wrong, signal_number, bool(is_due))
 
     def _layer_gradients(self) -> list[float]:
         """The norm of the gradient of each layer: what comes before the blocks, each block, what follows them."""
@@ -203,11 +203,11 @@ class Trainer(TrainerState):
         """The buffers that a forward pass changes (BatchNorm's running statistics), and copies of them."""
         return [(buffer, buffer.clone()) for name, buffer in self.objective.named_buffers() if ".running_" in name]
 
-    def parts(self, batch: Batch) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    def split_batch(self, batch: Batch) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
         """The arguments of the objective and the weights of the images, split into `accumulate` parts."""
         device = self.ranks.device
         if not len(batch.labels):  # fewer images than ranks: take part in the step, but weigh nothing
-            yield (*self.blank(), None, None), torch.zeros(2, device=device)
+            yield (*self.blank_batch(), None, None), torch.zeros(2, device=device)
             return
         images = self.preprocess.scale(batch.pixels.to(device))
         labels, weights = batch.labels.to(device), batch.weights.to(device)
@@ -223,36 +223,36 @@ class Trainer(TrainerState):
             yield (images[chosen], labels[chosen], *mixed), weights[chosen]
 
     @property
-    def peak_rate(self) -> float:
+    def peak_learning_rate(self) -> float:
         """The peak learning rate: the recipe's, scaled for the initial weights."""
         return self.recipe.learning_rate * self.rate_scale
 
     def _rate(self, step: int) -> float:
-        return self.peak_rate * schedule(self.recipe, step, self.total)
+        return self.peak_learning_rate * schedule(self.recipe, step, self.total)
 
     # What happens around a step
 
     def evaluate(self, epoch: int, log: RunLog) -> None:
         """Evaluate the kept model; record the step if it is the best so far, and end the run if patience is over."""
-        found = self.ranks.from_first(self.score_held_out())  # all ranks must come to the same end
+        found = self.ranks.broadcast(self.score_held_out())  # all ranks must come to the same end
         if found is None:
             return
         self.write_evaluation(epoch, found, log)
         is_finite = math.isfinite(found["score"]) and math.isfinite(found["loss"])
         if is_finite and (self.best is None or found["score"] > self.best["score"]):
-            self.best, self.waited = {"step": self.step, **found}, 0
+            self.best, self.evaluations_since_best = {"step": self.step, **found}, 0
             if self.recipe.patience:
                 self._best_state = self._clone_kept()
         else:
-            self.waited += 1
-        if self.recipe.patience and self.waited >= self.recipe.patience and self.step < self.total:
+            self.evaluations_since_best += 1
+        if self.recipe.patience and self.evaluations_since_best >= self.recipe.patience and self.step < self.total:
             self.stopped = self.stopped or "patience"
         self.latest = found
 
-    def _call(self, callback: Callback, epoch: int, done: Done) -> tuple[bool, BaseException | None]:
+    def _call(self, callback: Callback, epoch: int, done: StepResult) -> tuple[bool, BaseException | None]:
         """Call the user's function. Returns whether any rank asks to stop, and the error to raise if any rank has one:
         all ranks then save a checkpoint first."""
-        (loss,) = self.ranks.total(done.loss)
+        (loss,) = self.ranks.reduce_sum(done.loss)
         asks, problem = False, None
         self.objective.eval()
         seen = Step(
@@ -268,26 +268,26 @@ class Trainer(TrainerState):
             asks = asks_to_stop(callback(seen))
         except (Exception, SystemExit) as error:  # whatever it is, it is the user's own, and comes through
             problem = error
-        asks, fails = map(bool, self.ranks.largest(asks, problem is not None))
+        asks, fails = map(bool, self.ranks.reduce_max(asks, problem is not None))
         if fails and problem is None:
             problem = VitrailError("The callback of another rank raised an error; see its own error message.")
         return asks, problem
 
-    def _write_stop(self, reason: Ending, log: RunLog) -> None:
+    def _write_stop(self, reason: StopReason, log: RunLog) -> None:
         """Record that the run ends before its last step."""
         best = self.best["step"] if self.best is not None else None
         log.write("stop", step=self.step, reason=reason, best=best)
         why = "its callback asked for it"
         if reason == "patience":
             since = "no score was finite" if best is None else f"no better score than that of step {best}"
-            why = f"{since} in {counted(self.waited, 'evaluation')} on the held-out images"
+            why = f"{since} in {counted(self.evaluations_since_best, 'evaluation')} on the held-out images"
         log.say(f"stopped after step {self.step} of {self.total}: {why}")
 
     def write_evaluation(self, epoch: int, found: dict[str, Any], log: RunLog) -> None:
         """Write a line of `metrics.jsonl` for an evaluation at this step."""
         numbers = {name: number for name, number in found.items() if name != "score"}
         weights = "average" if self.average else "last"
-        seconds = round(self.spent, 2)
+        seconds = round(self.elapsed_seconds, 2)
         log.write("evaluate", step=self.step, epoch=epoch, seconds=seconds, **numbers, weights=weights)
 
     @torch.inference_mode()
@@ -295,7 +295,7 @@ class Trainer(TrainerState):
         """Metrics and score of the kept model on the held-out images, each counted once over all ranks."""
         return None if self.held_out_loader is None else self.score_on(self.held_out_loader)
 
-    def remember_initial(self) -> None:
+    def score_starting_point(self) -> None:
         """Evaluate the initial model with its head from least squares, and keep that head in every checkpoint."""
         scores = self.score_held_out()
         is_usable = scores is not None and scores["count"] and math.isfinite(scores["loss"])

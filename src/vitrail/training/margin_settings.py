@@ -9,7 +9,7 @@ from vitrail.core.settings import Bounds, Settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Margin(Settings):
+class MarginSettings(Settings):
     """The logit of an image's own person, at the angle t from that person's weights, is
     scale * (cos(factor * t + angle) - cosine); that of others is scale * cos(t).
 

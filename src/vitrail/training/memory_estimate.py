@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_iter
 from vitrail.core.errors import OutOfMemoryError, VitrailError
 from vitrail.core.memory import available, describe_failure, in_words, is_allocation_failure
 from vitrail.training.loop import Trainer
-from vitrail.training.objectives.base import unchanged
+from vitrail.training.objectives.base import preserve_state
 from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import OPTIMISERS
 
@@ -91,7 +91,7 @@ def check_memory(trainer: Trainer) -> None:
     else:
         footprint = _measure(trainer, free, state)
         is_short = footprint is None or footprint.of(images) > free
-    (agreed,) = trainer.ranks.largest(is_short)
+    (agreed,) = trainer.ranks.reduce_max(is_short)
     if agreed:
         need = f"more than {in_words(free)}" if footprint is None else in_words(footprint.of(images))
         raise OutOfMemoryError(
@@ -179,11 +179,11 @@ def _measure(trainer: Trainer, free: float, state: float) -> Footprint | None:
 def _peak(trainer: Trainer, count: int, limit: float) -> int:
     """The most bytes in use in a forward and backward pass of blank images."""
     objective, device = trainer.objective, trainer.ranks.device
-    with unchanged(objective, device):
+    with preserve_state(objective, device):
         counter = _LiveBytes([*objective.parameters(), *objective.buffers()], limit)
         with counter:
             with torch.autocast(device.type, torch.bfloat16, enabled=trainer.options.amp):
-                losses = objective(*trainer.blank(count), None, None)
+                losses = objective(*trainer.blank_batch(count), None, None)
             losses.sum().backward()
     return counter.peak
 

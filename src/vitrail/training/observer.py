@@ -16,7 +16,7 @@ from vitrail.training.objectives.illustration import IllustrationArrays
 from vitrail.training.objectives.judgement import Judgement
 
 
-class Position(NamedTuple):
+class RunProgress(NamedTuple):
     """How far a run has come."""
 
     step: int
@@ -43,7 +43,7 @@ class RunInfo:
     """Its name in English."""
     korean: Mapping[str, str]
     """Korean of the objective's words (see `Objective.korean`)."""
-    peak_rate: float
+    peak_learning_rate: float
     """Peak learning rate."""
     steps_per_epoch: int
     say: Say
@@ -51,7 +51,7 @@ class RunInfo:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class FinishedRun:
     """The end of a run."""
 
     bundle: Bundle
@@ -76,18 +76,18 @@ class Observer:
         """Called every few steps with `loss`, `learning_rate` and `images_per_second`, and the latest evaluation in
         words."""
 
-    def update(self, position: Position) -> None:
+    def update(self, position: RunProgress) -> None:
         """Called after evaluations and checkpoints."""
 
-    def fail(self, position: Position, error: BaseException) -> None:
+    def fail(self, position: RunProgress, error: BaseException) -> None:
         """Called when an error or a signal ends the run."""
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: FinishedRun) -> None:
         """Called when the bundle is written."""
 
     def close(self) -> None:
         """Called at the end of the run, however it ended."""
 
 
-MakeObserver = Callable[[RunInfo], Observer]
+ObserverFactory = Callable[[RunInfo], Observer]
 """Makes an observer when a run starts or resumes, for instance `reports.run_report.RunReport`."""

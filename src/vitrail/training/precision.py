@@ -8,16 +8,16 @@ import torch
 
 from vitrail.core.settings import counted
 from vitrail.training.loop import Trainer
-from vitrail.training.objectives.base import unchanged
+from vitrail.training.objectives.base import preserve_state
 
 _STEPS = 3
 _SECONDS = 0.1  # of one step in float32, at most: without bfloat16 in hardware one in bfloat16 takes 20 times as long
 
 
-def note_on_bfloat16(trainer: Trainer) -> str:
+def describe_bfloat16_speed(trainer: Trainer) -> str:
     """Time a few steps of the run's own model and images both ways, and say which is faster."""
     with contextlib.closing(trainer.loader.epoch(0)) as batches:
-        arguments, _ = next(trainer.parts(next(batches)))
+        arguments, _ = next(trainer.split_batch(next(batches)))
     objective, device = trainer.objective, trainer.ranks.device
 
     def seconds(count: int, *, lower: bool) -> float:
@@ -29,7 +29,7 @@ def note_on_bfloat16(trainer: Trainer) -> str:
         _wait(device)
         return time.perf_counter() - began
 
-    with unchanged(objective, device):
+    with preserve_state(objective, device):
         count = min(len(arguments[0]), 2)  # BatchNorm needs two
         seconds(count, lower=False)  # warms up
         while count < len(arguments[0]) and seconds(count, lower=False) < _SECONDS / 2:

@@ -40,11 +40,11 @@ class Ranks(NamedTuple):
         """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
-    def largest(self, *numbers: float) -> list[float]:
+    def reduce_max(self, *numbers: float) -> list[float]:
         """The largest of each number over all ranks."""
         return self._reduce(numbers, dist.ReduceOp.MAX)
 
-    def total(self, *numbers: float) -> list[float]:
+    def reduce_sum(self, *numbers: float) -> list[float]:
         """The sum of each number over all ranks."""
         return self._reduce(numbers, dist.ReduceOp.SUM)
 
@@ -55,7 +55,7 @@ class Ranks(NamedTuple):
         dist.all_reduce(together, how)
         return together.tolist()
 
-    def from_first(self, thing: Any) -> Any:
+    def broadcast(self, thing: Any) -> Any:
         """The value of the first rank, on all ranks."""
         if self.count == 1:
             return thing
@@ -63,7 +63,7 @@ class Ranks(NamedTuple):
         dist.broadcast_object_list(things, src=0)
         return things[0]
 
-    def first_does(self, work: Callable[[], Any]) -> Any:
+    def run_on_first(self, work: Callable[[], Any]) -> Any:
         """Run `work` on the first rank and return its result, or raise its error, on all ranks."""
         if self.count == 1:
             return work()
@@ -73,7 +73,7 @@ class Ranks(NamedTuple):
                 result = work()
             except VitrailError as error:
                 problem = (UsageError if isinstance(error, UsageError) else VitrailError, str(error), error.exit_code)
-        result, problem = self.from_first((result, problem))
+        result, problem = self.broadcast((result, problem))
         if problem:
             kind, message, exit_code = problem
             error = kind(message)
@@ -103,7 +103,7 @@ def join(device: str) -> Generator[Ranks]:
     if place.type == "cuda":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(place)
-    with watched():
+    with exit_on_sigterm():
         try:
             _connect("nccl" if place.type == "cuda" else "gloo")
             yield Ranks(dist.get_rank(), count, place)
@@ -127,7 +127,7 @@ def _connect(backend: str) -> None:
 
 
 @contextmanager
-def watched() -> Generator[None]:
+def exit_on_sigterm() -> Generator[None]:
     """Context in which this process ends soon after SIGTERM, even in a blocking call.
 
     Python's signal handlers run between bytecodes of the main thread, which may be blocked in a collective with a dead

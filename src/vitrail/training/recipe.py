@@ -20,7 +20,7 @@ from vitrail.core.registry import Registry
 from vitrail.core.settings import Bounds, Settings, as_integer, check_integer, spoken
 from vitrail.data.augment.config import AUGMENTATIONS, Augment
 from vitrail.models.config import model_settings
-from vitrail.training.margin_settings import Margin
+from vitrail.training.margin_settings import MarginSettings
 
 OBJECTIVES: Registry[Any] = Registry(
     "objective",
@@ -126,7 +126,7 @@ class Recipe(Settings):
     """If an image cannot be read: stop the run, skip the image, or substitute the next one."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """If a loss or gradient is not finite: stop the run, or skip the step."""
-    margin: Margin = dataclasses.field(default_factory=Margin)
+    margin: MarginSettings = dataclasses.field(default_factory=MarginSettings)
     """Margin and scale of the objective margin."""
     augment: Augment = dataclasses.field(default_factory=Augment)
     """Augmentation of training images."""
@@ -139,7 +139,7 @@ class Recipe(Settings):
         OBJECTIVES.check(self.objective)
         OPTIMISERS.check(self.optimiser)
         super().__post_init__()
-        for name, kind in (("augment", Augment), ("margin", Margin)):
+        for name, kind in (("augment", Augment), ("margin", MarginSettings)):
             if not isinstance(getattr(self, name), kind):
                 object.__setattr__(self, name, kind.from_json(getattr(self, name)))
         if self.steps is not None:

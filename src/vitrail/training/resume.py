@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.core.errors import UsageError, VitrailError
-from vitrail.training.checkpoint import Checkpoint, load_newest, set_aside
+from vitrail.training.checkpoint import Checkpoint, load_newest, rename_damaged
 from vitrail.training.loop import Trainer
 from vitrail.training.run_state import read_state
 
@@ -31,7 +31,7 @@ def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Chec
             )
     trainer.restore(checkpoint)
     if trainer.ranks.is_first:
-        set_aside(folder / "checkpoints", complaints)
+        rename_damaged(folder / "checkpoints", complaints)
     return checkpoint, list(complaints.values())
 
 

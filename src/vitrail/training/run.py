@@ -29,23 +29,29 @@ from vitrail.models.roles import has_ordered_blocks
 from vitrail.training.callback import Callback
 from vitrail.training.checkpoint import Checkpoint
 from vitrail.training.conclude import conclude
-from vitrail.training.length import length_of_run
+from vitrail.training.length import plan_steps
 from vitrail.training.loop import Trainer
 from vitrail.training.memory_estimate import check_memory, explain_shortage
 from vitrail.training.objectives.illustration import illustrate
 from vitrail.training.objectives.judgement import Judgement
-from vitrail.training.observer import MakeObserver, Outcome, RunInfo
+from vitrail.training.observer import FinishedRun, ObserverFactory, RunInfo
 from vitrail.training.options import Options
-from vitrail.training.precision import note_on_bfloat16
+from vitrail.training.precision import describe_bfloat16_speed
 from vitrail.training.ranks import Ranks, join
 from vitrail.training.recipe import OBJECTIVES, Recipe, write_toml
 from vitrail.training.resume import resume
 from vitrail.training.run_folder import RunFolder
 from vitrail.training.run_log import RunLog
-from vitrail.training.run_state import Ending
+from vitrail.training.run_state import StopReason
 from vitrail.training.snapshots import Snapshots
-from vitrail.training.starting_point import Given, Initial, make_preprocess, resolve_model, some_images
-from vitrail.training.stop import Stop
+from vitrail.training.starting_point import (
+    RunContext,
+    StartingPoint,
+    make_preprocess,
+    resolve_model,
+    sample_training_images,
+)
+from vitrail.training.stop import StopSignal
 
 
 class RunControls(TypedDict, total=False):
@@ -61,7 +67,7 @@ class RunControls(TypedDict, total=False):
     """How the run was started, for the record."""
     callback: Callback | None
     """Called after every step."""
-    observers: Iterable[MakeObserver]
+    observers: Iterable[ObserverFactory]
     """Made on the first rank."""
 
 
@@ -82,7 +88,7 @@ class Result:
     """Number of steps done."""
     total: int
     """Number of steps of the whole length; more than `steps` if the run was `stopped`."""
-    stopped: Ending | None
+    stopped: StopReason | None
     """What ended the run before its last step: patience, callback or nothing."""
     seconds: float
     """Duration of the run, including interrupted parts."""
@@ -125,15 +131,17 @@ def train(
     if recipe.head == "probe":
         raise UsageError("Head must be zero where a model begins with its first weights, got probe. See finetune.")
 
-    def initialise(given: Given) -> Initial:
+    def initialise(given: RunContext) -> StartingPoint:
         config = resolve_model(zoo.find(model), given.dataset, recipe)
         preprocess = make_preprocess(config, given.training, recipe)
         torch.manual_seed(options.seed)
-        made = build(config)
-        if recipe.head_bias and made.head.bias is not None:
-            torch.nn.init.constant_(made.head.bias, recipe.head_bias)
-        made.prepare(lambda count: some_images(given.training, preprocess, count, options.seed), options.seed)
-        return Initial(made, preprocess, notes=zoo.alias_notes(model))
+        network = build(config)
+        if recipe.head_bias and network.head.bias is not None:
+            torch.nn.init.constant_(network.head.bias, recipe.head_bias)
+        network.prepare(
+            lambda count: sample_training_images(given.training, preprocess, count, options.seed), options.seed
+        )
+        return StartingPoint(network, preprocess, notes=zoo.alias_notes(model))
 
     return run(data, output, recipe, options, initialise, **controls)
 
@@ -143,14 +151,14 @@ def run(
     output: str | Path,
     recipe: Recipe,
     options: Options,
-    initialise: Callable[[Given], Initial],
+    initialise: Callable[[RunContext], StartingPoint],
     *,
     resumes: bool = False,
     force: bool = False,
     quiet: bool = False,
     command: str = "",
     callback: Callback | None = None,
-    observers: Iterable[MakeObserver] = (),
+    observers: Iterable[ObserverFactory] = (),
 ) -> Result:
     """A run from any initial model: claim the folder, begin or resume, train, evaluate, write the bundle."""
     began = time.monotonic()
@@ -162,16 +170,16 @@ def run(
         _use_threads(options, ranks, stack, tell)
         dataset, training, held_out = _open(data, recipe, options)
         goes_on = _resumes(folder, ranks, stack)
-        initial = initialise(Given(dataset, training, ranks, is_new=not goes_on, tell=tell))
+        initial = initialise(RunContext(dataset, training, ranks, is_new=not goes_on, tell=tell))
         recipe, decay_notes = _decay_for(initial.model, recipe)
         trainer = _make_trainer(initial, dataset, (training, held_out), recipe, options, ranks, stack)
-        if trainer.planned != 0 and not goes_on:
+        if trainer.planned_steps != 0 and not goes_on:
             check_memory(trainer)
         trainer.began = began
         trainer.loader.damaged |= initial.damaged
 
         config = _config(dataset, initial, recipe, options, command)
-        is_new = ranks.first_does(lambda: folder.claim(config, stack, tell))
+        is_new = ranks.run_on_first(lambda: folder.claim(config, stack, tell))
         agreed = _agreed(initial, dataset, recipe, options)
         checkpoint, notes = (None, []) if is_new else resume(trainer, folder.path, agreed)
         changes = []
@@ -180,18 +188,18 @@ def run(
             changes = _changes(checkpoint, options, ranks)
         else:
             if not is_new:  # it was killed before its first checkpoint, and may be another run now
-                ranks.first_does(lambda: folder.write_config(config))
+                ranks.run_on_first(lambda: folder.write_config(config))
             notes += _prepare(trainer, initial, began)
 
         if options.amp and trainer.step < trainer.total:
-            notes.append(note_on_bfloat16(trainer))
+            notes.append(describe_bfloat16_speed(trainer))
         log = stack.enter_context(RunLog(folder.path, trainer.total, writes=ranks.is_first, tell=tell))
         if ranks.is_first:
             info = _info(folder.path, data, dataset, trainer, command, log)
             _add_observers(log, observers, info, trainer)
-        stack.enter_context(log.failures(lambda: trainer.position))
+        stack.enter_context(log.failures(lambda: trainer.progress))
         stack.enter_context(explain_shortage(trainer))
-        with Stop().watching() as stop:
+        with StopSignal().catch() as stop:
             for note in (*dataset.notes, *initial.notes, *decay_notes, *notes, *changes):
                 log.say(f"note: {note}")
             if checkpoint is not None:
@@ -240,13 +248,13 @@ def _resumes(folder: RunFolder, ranks: Ranks, stack: contextlib.ExitStack) -> bo
 
     The first rank holds the folder to the end of the run: from now on if it exists, otherwise from its claim.
     """
-    ranks.first_does(folder.check)
-    ranks.first_does(lambda: folder.hold(stack) if folder.path.is_dir() else None)
-    return ranks.first_does(lambda: folder.goes_on)
+    ranks.run_on_first(folder.check)
+    ranks.run_on_first(lambda: folder.hold(stack) if folder.path.is_dir() else None)
+    return ranks.run_on_first(lambda: folder.goes_on)
 
 
 def _make_trainer(
-    initial: Initial,
+    initial: StartingPoint,
     dataset: Dataset,
     splits: tuple[Split, Split | None],
     recipe: Recipe,
@@ -276,7 +284,7 @@ def _make_trainer(
     )
 
 
-def _agreed(initial: Initial, dataset: Dataset, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _agreed(initial: StartingPoint, dataset: Dataset, recipe: Recipe, options: Options) -> dict[str, Any]:
     """Settings that a resumed run must have."""
     return {
         "bundle": initial.source,
@@ -288,13 +296,13 @@ def _agreed(initial: Initial, dataset: Dataset, recipe: Recipe, options: Options
     }
 
 
-def _prepare(trainer: Trainer, initial: Initial, began: float) -> list[str]:
+def _prepare(trainer: Trainer, initial: StartingPoint, began: float) -> list[str]:
     """Before the first step of a new run: the scores of its initial model, and its length. Returns notes."""
     trainer.rate_scale = initial.rate_scale
     with explain_shortage(trainer):
-        if initial.probe is not None and trainer.planned != 0:
-            trainer.remember_initial()
-        trainer.total, note = length_of_run(trainer, initial, began)
+        if initial.probe is not None and trainer.planned_steps != 0:
+            trainer.score_starting_point()
+        trainer.total, note = plan_steps(trainer, initial, began)
     return [note] if note else []
 
 
@@ -305,17 +313,17 @@ def _info(folder: Path, data: AnyData, dataset: Dataset, trainer: Trainer, comma
         data=str(data) if isinstance(data, str | Path) else None,
         dataset=dataset,
         command=command,
-        model=trainer.kept.config,
+        model=trainer.kept_model.config,
         watched=objective.watched,
         watched_name=objective.watched_name,
         korean=objective.korean,
-        peak_rate=trainer.peak_rate,
+        peak_learning_rate=trainer.peak_learning_rate,
         steps_per_epoch=trainer.loader.steps,
         say=log.say,
     )
 
 
-def _add_observers(log: RunLog, observers: Iterable[MakeObserver], info: RunInfo, trainer: Trainer) -> None:
+def _add_observers(log: RunLog, observers: Iterable[ObserverFactory], info: RunInfo, trainer: Trainer) -> None:
     if trainer.options.snapshots:
         labels = info.dataset.labels if trainer.objective.classifies else None
         log.add(Snapshots(trainer, info.folder / "snapshots", labels))
@@ -339,7 +347,7 @@ def _write_results(
     shown = trainer.loader.split if split is None else split
     objective = trainer.kept_objective
     log.finish(
-        Outcome(
+        FinishedRun(
             bundle=bundle,
             judgement=judgement,
             split=shown,
@@ -421,7 +429,7 @@ def _changes(checkpoint: Checkpoint, options: Options, ranks: Ranks) -> list[str
     ]
 
 
-def _config(dataset: Dataset, initial: Initial, recipe: Recipe, options: Options, command: str) -> str:
+def _config(dataset: Dataset, initial: StartingPoint, recipe: Recipe, options: Options, command: str) -> str:
     """All settings of the run, with defaults filled in, as TOML."""
     # A value that is none has no word in TOML and is left out: it is the default.
     fields = {
@@ -436,7 +444,7 @@ def _config(dataset: Dataset, initial: Initial, recipe: Recipe, options: Options
 
 
 def _introduce(
-    log: RunLog, initial: Initial, dataset: Dataset, training: Split, held_out: Split | None, trainer: Trainer
+    log: RunLog, initial: StartingPoint, dataset: Dataset, training: Split, held_out: Split | None, trainer: Trainer
 ) -> None:
     """Log the start of a new run."""
     numbers = {"total": trainer.total, "seed": trainer.options.seed, "threads": torch.get_num_threads()}

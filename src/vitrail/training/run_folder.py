@@ -20,7 +20,7 @@ from vitrail.core.errors import UsageError
 from vitrail.core.files import MANIFEST, check_output, check_writable, locked, refuse_foreign, replace_text
 from vitrail.core.terminal import Say
 from vitrail.evaluation.history import RUN_MARK, is_run
-from vitrail.training.checkpoint import steps_of, sweep
+from vitrail.training.checkpoint import list_steps, remove_temporary_folders
 
 _LOCK = ".lock"
 _ASIDE = ".config.toml.writing"  # as `replace_text` names it
@@ -76,12 +76,12 @@ class RunFolder:
             return State.FINISHED
         if not is_run(self.path) and content != {_ASIDE}:
             return State.FOREIGN
-        return State.UNDER_WAY if steps_of(self.checkpoints) else State.BEGUN
+        return State.UNDER_WAY if list_steps(self.checkpoints) else State.BEGUN
 
     @property
     def goes_on(self) -> bool:
         """Whether the run resumes from a checkpoint."""
-        return self._resumes and bool(steps_of(self.checkpoints))
+        return self._resumes and bool(list_steps(self.checkpoints))
 
     def check(self) -> None:
         """Refuse a path that this run may not write, before any work is done."""
@@ -126,7 +126,7 @@ class RunFolder:
         self.hold(stack)
         self.check()
         if self._has_lock:
-            sweep(self.checkpoints)
+            remove_temporary_folders(self.checkpoints)
         else:
             say(f"note: {str(self.path)!r} is on a file system without locks: no other process may write there")
         if self._resumes and self.state.is_run:

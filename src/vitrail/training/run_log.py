@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Self
 
 from vitrail.core.settings import counted
 from vitrail.core.terminal import Say, json_text, say, say_nothing
-from vitrail.training.observer import Observer, Outcome, Position
+from vitrail.training.observer import FinishedRun, Observer, RunProgress
 from vitrail.training.progress_line import ProgressLine
 from vitrail.training.tensorboard import EventFile
 
@@ -97,18 +97,18 @@ class RunLog:
         for observer in self._observers:
             observer.progress(step, numbers, held_out)
 
-    def update(self, position: Position) -> None:
+    def update(self, position: RunProgress) -> None:
         """After evaluations and checkpoints."""
         for observer in self._observers:
             observer.update(position)
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: FinishedRun) -> None:
         """The run is over and its bundle is written."""
         for observer in self._observers:
             observer.finish(outcome)
 
     @contextlib.contextmanager
-    def failures(self, position: Callable[[], Position]) -> Generator[None]:
+    def failures(self, position: Callable[[], RunProgress]) -> Generator[None]:
         """Context in which observers are told of the error that ends the run."""
         try:
             yield

@@ -17,7 +17,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import read_model
 from vitrail.training.recipe import Recipe
 
-Ending = Literal["patience", "callback"]
+StopReason = Literal["patience", "callback"]
 """What can end a run before its last step for good: a resumed run does not go on."""
 
 # Fields that older versions did not write, and what was meant then.

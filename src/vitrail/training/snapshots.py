@@ -24,7 +24,7 @@ class Snapshots(Observer):
         trainer = self._trainer
         provenance = {"objective": trainer.recipe.objective, "steps": number, "vitrail": __version__}
         bundle = Bundle(
-            model=trainer.kept,
+            model=trainer.kept_model,
             preprocess=trainer.preprocess,
             labels=self._labels,
             provenance=provenance,

@@ -24,7 +24,7 @@ _LOOKED_AT = 200  # files that tell whether images are grey
 
 
 @dataclasses.dataclass(frozen=True)
-class Initial:
+class StartingPoint:
     """What a run begins with: the initial model and its preprocessing."""
 
     model: AnyModel
@@ -47,7 +47,7 @@ class Initial:
     """First values of parameters of the objective's own, by name, where they are not to be drawn at random."""
 
 
-class Given(NamedTuple):
+class RunContext(NamedTuple):
     """What the initial model is built from."""
 
     dataset: Dataset
@@ -64,7 +64,7 @@ def resolve_model(config: ModelConfig, dataset: Dataset, recipe: Recipe) -> Mode
     output, pixels = OBJECTIVES[recipe.objective].output, dataset.first_split.in_memory
     resolved = config.predicting(output).for_data(
         classes=0 if output == "features" else len(dataset.labels),
-        channels=channels_of(dataset.first_split),
+        channels=count_channels(dataset.first_split),
         resolution=None if pixels is None else pixels.shape[1:3],
         settings={name: value for name, value in recipe.model.items() if name not in ("classes", "channels")},
     )
@@ -103,14 +103,14 @@ def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Prepro
     return preprocess
 
 
-def some_images(split: Split, preprocess: Preprocess, count: int, seed: int) -> torch.Tensor:
+def sample_training_images(split: Split, preprocess: Preprocess, count: int, seed: int) -> torch.Tensor:
     """At most `count` random training images, preprocessed (B, C, H, W)."""
     chosen = rng.permutation(len(split), seed, stream="palette pictures")[:count]
     loader = Loader(split.select(np.sort(chosen)), preprocess, batch=64, shuffle=False, on_damage="substitute")
     return torch.cat([preprocess.scale(batch.pixels) for batch in loader.epoch()])
 
 
-def channels_of(split: Split) -> int:
+def count_channels(split: Split) -> int:
     """Channels of images in memory; of files, 1 if the first ones are all grey."""
     if (pixels := split.in_memory) is not None:
         return pixels.shape[3]

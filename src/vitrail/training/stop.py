@@ -1,4 +1,4 @@
-"""Signals that end a run after the current step, with a checkpoint."""
+"""Signals that end a run after the current step and a checkpoint."""
 
 import contextlib
 import signal
@@ -9,15 +9,15 @@ from vitrail.core.errors import VitrailError
 
 
 class Interrupted(VitrailError):
-    """A signal ended the run after a complete step, with a checkpoint."""
+    """A signal ended the run after a complete step and a checkpoint."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.exit_code = code
 
 
-class Stop:
-    """Stores a signal until the step is done. A second Ctrl-C interrupts at once."""
+class StopSignal:
+    """The number of the last signal, or 0. The loop reads it after each step; a second Ctrl-C interrupts at once."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -28,14 +28,14 @@ class Stop:
         self.signal = number
 
     @contextlib.contextmanager
-    def watching(self) -> Generator["Stop"]:
-        """Context that handles SIGTERM, SIGINT and SIGHUP, unless the latter is ignored (nohup)."""
-        # Python has signals in its main thread alone; in others, training goes on to its end.
+    def catch(self) -> Generator["StopSignal"]:
+        """Handle SIGTERM and SIGINT in the `with` block, and SIGHUP unless it is ignored (nohup)."""
+        # Python allows signal handlers in the main thread only. Training in another thread runs to its end.
         is_main = threading.current_thread() is threading.main_thread()
-        caught = [signal.SIGTERM, signal.SIGINT] if is_main else []
+        numbers = [signal.SIGTERM, signal.SIGINT] if is_main else []
         if is_main and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            caught.append(signal.SIGHUP)
-        before = {number: signal.signal(number, self) for number in caught}
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self) for number in numbers}
         try:
             yield self
         finally:

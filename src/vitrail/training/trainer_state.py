@@ -18,16 +18,16 @@ from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.base import AnyModel
-from vitrail.training.average import Average
-from vitrail.training.checkpoint import Checkpoint, save_checkpoint, steps_of, tidy
+from vitrail.training.average import WeightAverage
+from vitrail.training.checkpoint import Checkpoint, list_steps, remove_old_checkpoints, save_checkpoint
 from vitrail.training.objectives.base import Objective, Task, make_objective
-from vitrail.training.observer import Position
+from vitrail.training.observer import RunProgress
 from vitrail.training.optimisers.base import make_optimisers
 from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import Recipe
 from vitrail.training.run_log import RunLog
-from vitrail.training.run_state import Ending, with_defaults
+from vitrail.training.run_state import StopReason, with_defaults
 
 LOG_EVERY = 10
 """Steps between events of the log; a logged loss is the mean of as many."""
@@ -58,22 +58,22 @@ class TrainerState:
             self.objective.freeze()
         model.checkpoints_activations = recipe.activation_checkpointing
         self.optimisers = make_optimisers(self.objective, recipe)
-        self.average = Average(self.objective, recipe.average) if recipe.average else None
+        self.average = WeightAverage(self.objective, recipe.average) if recipe.average else None
         self._cache = cache
         self.loader = self._load(
             training, batch=recipe.batch, settings=recipe.augment, shuffle=True, on_damage=recipe.on_damage
         )
-        self.held_out_loader = self.load_to_evaluate(held_out) if held_out is not None else None
-        self.step, self.total, self.seconds = 0, self.planned or 0, 0.0
+        self.held_out_loader = self.evaluation_loader(held_out) if held_out is not None else None
+        self.step, self.total, self.seconds = 0, self.planned_steps or 0, 0.0
         self.rate_scale = 1.0
         self.best: dict[str, Any] | None = None
         self._best_state: dict[str, Tensor] = {}
-        self.waited = 0
-        self.stopped: Ending | None = None
+        self.evaluations_since_best = 0
+        self.stopped: StopReason | None = None
         self.initial_scores: dict[str, Any] | None = None
         self._initial_head: dict[str, Tensor] = {}
         self.damaged: dict[str, str] = {}
-        self.left_out = 0
+        self.skipped_steps = 0
         self.latest: dict[str, Any] | None = None
         self.gradients: list[float] = []
         self._losses: collections.deque[float] = collections.deque(maxlen=LOG_EVERY)
@@ -96,13 +96,13 @@ class TrainerState:
             **settings,
         )
 
-    def load_to_evaluate(self, split: Split) -> Loader:
+    def evaluation_loader(self, split: Split) -> Loader:
         """A loader of each image of a split once, in order. Damaged images are skipped, never substituted."""
         on_damage = "error" if self.recipe.on_damage == "error" else "skip"
         return self._load(split, batch=max(self.recipe.batch, 64), shuffle=False, on_damage=on_damage)
 
     @property
-    def planned(self) -> int | None:
+    def planned_steps(self) -> int | None:
         """Number of steps, unless the recipe has a time limit."""
         if self.recipe.epochs is None:
             return self.recipe.steps
@@ -120,14 +120,14 @@ class TrainerState:
         return self.recipe.evaluate_every * max(stretch, 1)
 
     @property
-    def spent(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Seconds of the run so far, including those before interruptions."""
         return self.seconds + time.monotonic() - self.began
 
     @property
-    def position(self) -> Position:
+    def progress(self) -> RunProgress:
         """How far the run has come."""
-        return Position(self.step, self.total, self.spent)
+        return RunProgress(self.step, self.total, self.elapsed_seconds)
 
     # The state, to and from arrays
 
@@ -149,8 +149,9 @@ class TrainerState:
             for name, tensor in tensors.items():
                 tensor.copy_(torch.from_numpy(arrays[name]))
         self.step, self.total, self.seconds = checkpoint.step, state["total"], state["seconds"]
-        self.best, self.damaged, self.left_out = state["best"], dict(state["damaged"]), state["left_out"]
-        self.initial_scores, self.waited, self.stopped = state["start"], state["waited"], state["stopped"]
+        self.best, self.damaged, self.skipped_steps = state["best"], dict(state["damaged"]), state["left_out"]
+        self.evaluations_since_best, self.stopped = state["waited"], state["stopped"]
+        self.initial_scores = state["start"]
         self.rate_scale = state["rate_scale"]
         self.latest = None if state["latest"] is None else _with_nan(state["latest"])
         # They are sums over all ranks.
@@ -192,20 +193,20 @@ class TrainerState:
     def _make_memory(self) -> None:
         """Let the optimisers allocate their state, by a step with zero gradients. This changes the weights."""
         self.objective.train()
-        blank = self.blank()
+        blank = self.blank_batch()
         (self.objective(*blank, None, None).sum() * 0).backward()
         for optimiser in self.optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
 
-    def blank(self, count: int = 2) -> tuple[Tensor, Tensor]:
+    def blank_batch(self, count: int = 2) -> tuple[Tensor, Tensor]:
         """Blank images (batch normalisation needs two) with arbitrary labels."""
         shape, device = (count, self.preprocess.channels, *self.preprocess.resolution), self.ranks.device
         label = torch.from_numpy(self.loader.split.labels[:1])
         return torch.zeros(shape, device=device), label.new_zeros((count, *label.shape[1:]), device=device)
 
     @property
-    def kept(self) -> AnyModel:
+    def kept_model(self) -> AnyModel:
         """The model that is evaluated and saved: the average if there is one, otherwise the current weights."""
         return self.kept_objective.model
 
@@ -227,11 +228,11 @@ class TrainerState:
             "best": self.best,
             "latest": None if self.latest is None else _with_null(self.latest),
             "damaged": self.damaged,
-            "left_out": self.left_out,
-            "seconds": round(self.spent, 1),
+            "left_out": self.skipped_steps,
+            "seconds": round(self.elapsed_seconds, 1),
             "start": self.initial_scores,
             "rate_scale": self.rate_scale,
-            "waited": self.waited,
+            "waited": self.evaluations_since_best,
             "stopped": self.stopped,
             "losses": [loss if math.isfinite(loss) else None for loss in losses],
         }
@@ -244,15 +245,15 @@ class TrainerState:
             log.say(f"warning: {error} Training goes on; {_last(checkpoints)}.")
             log.write("checkpoint-failed", step=self.step, reason=str(error))
             return
-        tidy(checkpoints, keep=self.options.keep, best=self.best["step"] if self.best else None)
+        remove_old_checkpoints(checkpoints, keep=self.options.keep, best=self.best["step"] if self.best else None)
 
     # The model to keep: the initial one, the best one or the last one
 
-    def return_to_initial(self, body: AnyModel) -> None:
+    def restore_starting_point(self, body: AnyModel) -> None:
         """Replace the kept model by the initial one: `body` with the initial head."""
-        self.kept.load_state_dict({**body.state_dict(), **self._initial_head})
+        self.kept_model.load_state_dict({**body.state_dict(), **self._initial_head})
 
-    def return_to_best(self) -> bool:
+    def restore_best(self) -> bool:
         """With patience, replace the kept model by the one that was best on the held-out images. Returns whether there
         is one."""
         if not self._best_state or self.best is None:
@@ -280,5 +281,5 @@ def _with_nan(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _last(checkpoints: Path) -> str:
-    steps = steps_of(checkpoints)
+    steps = list_steps(checkpoints)
     return f"the last intact checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint yet"

@@ -147,13 +147,13 @@ def make_objective(model: AnyModel, task: Task) -> Objective:
     return OBJECTIVES[task.recipe.objective](model, task)
 
 
-def at_least_single(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     """Convert to float32 unless it is already float32 or float64, for computing losses."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 @contextlib.contextmanager
-def unchanged(objective: Objective, device: torch.device) -> Generator[None]:
+def preserve_state(objective: Objective, device: torch.device) -> Generator[None]:
     """Context for passes in training mode that leave the objective as it is: gradients are dropped, and statistics of
     BatchNorm and random numbers are put back."""
     buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitrail.core.errors import UsageError
 from vitrail.models.base import AnyModel
-from vitrail.training.objectives.base import Objective, Task, at_least_single
+from vitrail.training.objectives.base import Objective, Task, at_least_float32
 
 
 class Classify(Objective):
@@ -25,14 +25,14 @@ class Classify(Objective):
         self.loss, self.smoothing = task.recipe.loss, task.recipe.label_smoothing
 
     def forward(self, images_BCHW: Tensor, labels_B: Tensor, others_B: Tensor | None, share_B: Tensor | None) -> Tensor:
-        logits_BK = at_least_single(self.model(images_BCHW))
+        logits_BK = at_least_float32(self.model(images_BCHW))
         losses_B = self._loss(logits_BK, labels_B, self.smoothing)
         if others_B is None or share_B is None:
             return losses_B
         return share_B * losses_B + (1 - share_B) * self._loss(logits_BK, others_B, self.smoothing)
 
     def score(self, images_BCHW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
-        logits_BK = at_least_single(self.model(images_BCHW))
+        logits_BK = at_least_float32(self.model(images_BCHW))
         right_B = (logits_BK.argmax(1) == labels_B).float()
         return {"loss": self._loss(logits_BK, labels_B, 0.0), "accuracy": right_B}
 

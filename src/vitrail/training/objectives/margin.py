@@ -21,8 +21,8 @@ from vitrail.core.errors import UsageError
 from vitrail.data.loader import Loader
 from vitrail.evaluation.verification import Verification, all_pairs, verify
 from vitrail.models.base import AnyModel
-from vitrail.training import margin_settings as settings
-from vitrail.training.objectives.base import Objective, Task, at_least_single
+from vitrail.training.margin_settings import MarginSettings, adacos_scale
+from vitrail.training.objectives.base import Objective, Task, at_least_float32
 from vitrail.training.objectives.judgement import Judgement, PairVerification
 from vitrail.training.ranks import Ranks
 
@@ -50,7 +50,7 @@ class Margin(Objective):
         width = model.config.embedding or model.head_width
         self.weight = nn.Parameter(torch.empty(len(task.labels), width))
         nn.init.normal_(self.weight, std=width**-0.5)
-        settings.adacos_scale(len(task.labels))
+        adacos_scale(len(task.labels))
         self.register_buffer("progress", torch.ones(()), persistent=False)
 
     def set_progress(self, done: float) -> None:
@@ -62,7 +62,7 @@ class Margin(Objective):
     def _loss(self, embedding_BE: Tensor, labels_B: Tensor, smoothing: float) -> Tensor:
         # In full precision whatever surrounds it: near 1, a bfloat16 cosine has steps of 0.004.
         with torch.autocast(embedding_BE.device.type, enabled=False):
-            embedding_BE = at_least_single(embedding_BE)
+            embedding_BE = at_least_float32(embedding_BE)
             weight_KE = self.weight.to(embedding_BE.dtype)
             cosine_BK = F.normalize(embedding_BE, dim=1) @ F.normalize(weight_KE, dim=1).T
             logits_BK = margin_logits(cosine_BK, labels_B, self.margin, self.progress)
@@ -119,14 +119,14 @@ def _gather(
     mine = []
     for images, labels, weights in batches:
         is_read = weights.numpy() > 0
-        embeddings = F.normalize(at_least_single(embed(images)), dim=1)
+        embeddings = F.normalize(at_least_float32(embed(images)), dim=1)
         mine.append((embeddings.float().cpu().numpy()[is_read], labels.cpu().numpy()[is_read]))
     parts = [part for some in ranks.gather(mine) for part in some]
     embeddings, people = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return embeddings, np.unique(people, return_inverse=True)[1]
 
 
-def _prototype_loss(embeddings_nE: np.ndarray, people_n: np.ndarray, margin: settings.Margin) -> float:
+def _prototype_loss(embeddings_nE: np.ndarray, people_n: np.ndarray, margin: MarginSettings) -> float:
     """Mean cross-entropy of each image among the people, each known by the mean of their other images."""
     counts = np.bincount(people_n)
     sums = np.zeros((len(counts), embeddings_nE.shape[1]))
@@ -142,17 +142,17 @@ def _prototype_loss(embeddings_nE: np.ndarray, people_n: np.ndarray, margin: set
     return float(losses[counts[people_n] > 1].mean())
 
 
-def margin_logits(cosine_BK: Tensor, labels_B: Tensor, margin: settings.Margin, progress: Tensor) -> Tensor:
+def margin_logits(cosine_BK: Tensor, labels_B: Tensor, margin: MarginSettings, progress: Tensor) -> Tensor:
     """Scaled cosines with the margin in each image's own person, after this share of all steps."""
     risen = (progress / margin.warmup).clamp(max=1.0) if margin.warmup else torch.ones_like(progress)
-    first = settings.adacos_scale(cosine_BK.shape[1])
+    first = adacos_scale(cosine_BK.shape[1])
     scale = first if margin.scale is None else first + (margin.scale - first) * risen
     own_B1 = labels_B[:, None]
     moved_B1 = with_margin(cosine_BK.gather(1, own_B1), margin, risen)
     return scale * cosine_BK.scatter(1, own_B1, moved_B1)
 
 
-def with_margin(cosine: Tensor, margin: settings.Margin, risen: Tensor | float = 1.0) -> Tensor:
+def with_margin(cosine: Tensor, margin: MarginSettings, risen: Tensor | float = 1.0) -> Tensor:
     """cos(m_1 t + m_2) - m_3 for cos t. Beyond half a turn, where the cosine would rise again, it goes on falling: as
     SphereFace does (arXiv 1704.08063, eq. 7), or without a factor as ArcFace's code does."""
     factor = 1 + (margin.factor - 1) * risen

@@ -15,7 +15,7 @@ from vitrail.core.errors import UsageError
 from vitrail.models.base import AnyModel
 from vitrail.models.layers import patchify, unpatchify
 from vitrail.models.roles import Role
-from vitrail.training.objectives.base import Illustration, Objective, Task, at_least_single
+from vitrail.training.objectives.base import Illustration, Objective, Task, at_least_float32
 
 COLOUR_LEVELS = 8  # 3 bits
 
@@ -86,7 +86,7 @@ class MaskedPatches(Objective):
             kept_BND = torch.where(swapped_BN1, others_BND, x_BND)
             return torch.where(masked_BN1, self.mask_token.to(x_BND.dtype), kept_BND)
 
-        logits_BNK = at_least_single(self.decoder(self.model.encode_patches(images_BCHW, corrupt)))
+        logits_BNK = at_least_float32(self.decoder(self.model.encode_patches(images_BCHW, corrupt)))
         wanted_BN = self.colours(images_BCHW)
         losses_BN = F.cross_entropy(logits_BNK.flatten(0, 1), wanted_BN.flatten(), reduction="none").view_as(wanted_BN)
         return losses_BN, logits_BNK, corrupted_BN.float()
@@ -95,7 +95,7 @@ class MaskedPatches(Objective):
         """The class of each patch's mean colour: 8 levels for each channel (B, N)."""
         config = self.model.config
         mean_C11, std_C11 = (self.get_buffer(name)[:, None, None] for name in ("mean_C", "std_C"))
-        levels_BCHW = at_least_single(images_BCHW) * std_C11 + mean_C11
+        levels_BCHW = at_least_float32(images_BCHW) * std_C11 + mean_C11
         means_BNC = patchify(levels_BCHW, config.patch).unflatten(-1, (config.channels, -1)).mean(-1)
         digits_BNC = (means_BNC * COLOUR_LEVELS).long().clamp(0, COLOUR_LEVELS - 1)
         places_C = COLOUR_LEVELS ** torch.arange(config.channels - 1, -1, -1, device=digits_BNC.device)

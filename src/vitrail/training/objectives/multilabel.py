@@ -15,7 +15,7 @@ from vitrail.bundles.decision import DecisionRule, MultiLabel
 from vitrail.data.loader import Loader
 from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.metrics import best_thresholds, score_labels
-from vitrail.training.objectives.base import at_least_single
+from vitrail.training.objectives.base import at_least_float32
 from vitrail.training.objectives.classify import Classify
 from vitrail.training.objectives.judgement import Judgement, Labelling
 from vitrail.training.ranks import Ranks
@@ -32,14 +32,14 @@ class Multilabel(Classify):
         return F.binary_cross_entropy_with_logits(logits_BK, wanted_BK, reduction="none").sum(1)
 
     def score(self, images_BCHW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
-        logits_BK = at_least_single(self.model(images_BCHW))
+        logits_BK = at_least_float32(self.model(images_BCHW))
         return {"loss": self._loss(logits_BK, labels_B, 0.0)}
 
     def evaluate(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]], ranks: Ranks) -> dict[str, Any]:
         """Loss and mean average precision, which is no mean over images."""
         mine: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for images, labels, weights in batches:
-            logits_BK = at_least_single(self.model(images))
+            logits_BK = at_least_float32(self.model(images))
             losses_B = self._loss(logits_BK, labels, 0.0)
             is_good = weights.numpy() > 0
             mine.append(tuple(part.detach().cpu().numpy()[is_good] for part in (losses_B, labels, logits_BK)))

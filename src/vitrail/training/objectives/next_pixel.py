@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.core.errors import UsageError
 from vitrail.models.base import AnyModel
 from vitrail.models.palette import nearest_colours, paint
-from vitrail.training.objectives.base import Illustration, Objective, Task, at_least_single
+from vitrail.training.objectives.base import Illustration, Objective, Task, at_least_float32
 
 
 class NextPixel(Objective):
@@ -53,7 +53,7 @@ class NextPixel(Objective):
 
     def _predict(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of each pixel (B, N), and whether its colour was predicted correctly."""
-        logits_BNP = at_least_single(self.model(images_BCHW))
+        logits_BNP = at_least_float32(self.model(images_BCHW))
         wanted_BN = self._quantise(images_BCHW)
         losses_BN = F.cross_entropy(logits_BNP.flatten(0, 1), wanted_BN.flatten(), reduction="none").view_as(wanted_BN)
         return losses_BN, (logits_BNP.argmax(-1) == wanted_BN).float()
