@@ -1,10 +1,11 @@
 """Cache of decoded images on disk, so that later epochs and runs decode no JPEG files.
 
-Pixels are keyed by the bytes of the image file, by what `Preprocess.read` depends on, and by the decoder's version: a
-changed file or setting has another key, and a cached image equals the decoded one exactly. Entries are only appended,
-under a lock, so that threads and processes may share a cache; an incomplete or damaged entry fails its checksum, and
-the image is decoded and stored again. When the size limit is reached, entries are kept: every epoch reads every image
-once, so replacing would remove each image just before its next use.
+The key of an entry is a hash of the file's bytes, of the settings of `Preprocess.read` and of Pillow's version. A
+changed file or setting has another key, so a cached image always equals the decoded one.
+
+Entries are only appended, under a lock, so threads and processes can share a cache. An incomplete or corrupt entry
+fails its checksum; the image is then decoded and stored again. At the size limit, no more entries are added and none
+is evicted: every epoch reads every image once, so eviction would remove each image just before its next use.
 """
 
 import contextlib
@@ -26,12 +27,12 @@ from vitrail.core.errors import UsageError
 from vitrail.data.decode import MAX_PIXELS, read_file, read_size_and_mtime
 from vitrail.data.preprocess import Preprocess
 
-# key, offset, height, width, channels, checksum of all these and of the pixels
+# key, offset, height, width, channels, CRC-32 of these fields and of the pixels
 _ENTRY = struct.Struct("<16sQIIII")
 
 
 class ImageCache:
-    """`read(path, preprocess)` is a cached `preprocess.read(path)`."""
+    """A cache file of at most `limit` bytes. `read(path, preprocess)` is a cached `preprocess.read(path)`."""
 
     def __init__(self, folder: str | Path, limit: int) -> None:
         self.folder, self.limit = Path(folder), limit
@@ -54,13 +55,12 @@ class ImageCache:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the files."""
         os.close(self._index)
         os.close(self._pixels)
 
     def read(self, path: str, preprocess: Preprocess) -> Image.Image | np.ndarray:
-        """The uncropped image in the model's channels: an array from the cache, otherwise decoded."""
-        settings = _what_matters(preprocess)
+        """Return the uncropped image in the model's channels: an array from the cache, or the decoded image."""
+        settings = _decoding_settings(preprocess)
         content = None
         try:
             memo = (path, settings, *read_size_and_mtime(path))
@@ -76,17 +76,17 @@ class ImageCache:
             self.hits, self.misses = self.hits + (pixels is not None), self.misses + (pixels is None)
         if pixels is not None:
             return pixels
-        # What is stored is what was hashed: the file may have been replaced since.
+        # Store exactly the bytes that were hashed: the file may have been replaced since the key was computed.
         if content is None:
             content = read_file(path)
             key = hashlib.blake2b(settings.encode() + content, digest_size=16).digest()
         image = preprocess.read(content, name=path)
-        with self._lock, contextlib.suppress(OSError):  # no room on the disk: the image is simply not kept
+        with self._lock, contextlib.suppress(OSError):  # disk full: the image is not cached
             self._store(key, np.ascontiguousarray(np.atleast_3d(np.asarray(image))))
         return image
 
-    def _load(self, key: bytes, wanted: int) -> np.ndarray | None:
-        """The image of a key, if it is there, intact and of as many channels as are wanted."""
+    def _load(self, key: bytes, expected_channels: int) -> np.ndarray | None:
+        """Return the image of a key, or None if it is missing, corrupt or has another number of channels."""
         if key not in self._entries:
             self._refresh()
         if key not in self._entries:
@@ -94,7 +94,7 @@ class ImageCache:
         offset, height, width, channels, checksum = self._entries[key]
         shape, size = (height, width, channels), height * width * channels
         try:
-            content = os.pread(self._pixels, size, offset) if channels == wanted else b""
+            content = os.pread(self._pixels, size, offset) if channels == expected_channels else b""
         except OSError:
             content = b""
         if len(content) != size or (key not in self._intact and _checksum(key, offset, shape, content) != checksum):
@@ -104,11 +104,11 @@ class ImageCache:
         return np.frombuffer(content, np.uint8).reshape(shape)
 
     def _refresh(self) -> None:
-        """Read the entries that other processes have appended, except for invalid ones."""
+        """Read the valid entries that other processes have appended."""
         with contextlib.suppress(OSError):
             while count := len(records := os.pread(self._index, 4096 * _ENTRY.size, self._indexed)) // _ENTRY.size:
                 self._indexed += count * _ENTRY.size
-                end = os.fstat(self._pixels).st_size  # asked after the entries, which are written after the pixels
+                end = os.fstat(self._pixels).st_size  # after reading the entries: pixels are written before entries
                 for key, *place in _ENTRY.iter_unpack(records[: count * _ENTRY.size]):
                     offset, height, width, channels, checksum = place
                     if 0 < height * width * channels <= end - offset and height * width <= MAX_PIXELS:
@@ -123,7 +123,7 @@ class ImageCache:
             if self._load(key, pixels.shape[2]) is not None:
                 return
             offset = os.fstat(self._pixels).st_size
-            # An index that a crash cut off in the middle of an entry goes back to the last complete one.
+            # If a crash left a partial entry at the end of the index, overwrite it.
             end = os.fstat(self._index).st_size // _ENTRY.size * _ENTRY.size
             if offset + pixels.nbytes > self.limit:
                 return
@@ -151,8 +151,8 @@ def _write(file: int, content: bytes, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def _what_matters(preprocess: Preprocess) -> str:
-    """The settings that `Preprocess.read` depends on."""
+def _decoding_settings(preprocess: Preprocess) -> str:
+    """Return the settings that `Preprocess.read` depends on, as JSON."""
     settings = preprocess.to_json()
     names = ("background", "jpeg") + (("resolution", "resize", "crop_fraction") if preprocess.jpeg == "double" else ())
     return json.dumps([PIL.__version__, preprocess.channels, *(settings[name] for name in names)])

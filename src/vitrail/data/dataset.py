@@ -36,11 +36,11 @@ class Split:
         return self.images if isinstance(self.images, np.ndarray) else None
 
     def image_name(self, index: int) -> str:
-        """Name of an image in messages: its path, or its split and index."""
+        """Return the name of an image in messages: its path, or its split and index."""
         return f"{self.name} image {index}" if self.in_memory is not None else str(self.images[index])
 
     def fingerprint(self) -> str:
-        """A hash that changes with any pixel of images in memory, or with the path, size or time of a file."""
+        """Return a hash of the pixels in memory, or of the path, size and modification time of every file."""
         digest = hashlib.sha256()
         if (pixels := self.in_memory) is not None:
             digest.update(repr(pixels.shape).encode() + np.ascontiguousarray(pixels).data)
@@ -54,51 +54,55 @@ class Split:
         return digest.hexdigest()
 
     def content_fingerprint(self) -> str:
-        """A hash of the pixels of images in memory, or of the names and sizes of files: the same wherever the files
-        are, and whatever splits lie beside them."""
+        """Return a hash of the pixels in memory, or of the names and sizes of the files.
+
+        It does not depend on the folder of the files or on other splits.
+        """
         if self.in_memory is not None:
             return self.fingerprint()
-        names = sorted(f"{os.path.basename(path)}\0{_size(path)}\n" for path in self.images)  # noqa: PTH119
+        names = sorted(f"{os.path.basename(path)}\0{_file_size(path)}\n" for path in self.images)  # noqa: PTH119
         return hashlib.sha256("".join(names).encode(errors="surrogateescape")).hexdigest()
 
     def image_keys(self, root: str) -> np.ndarray:
-        """A number for each image, uint64 (n): a hash of its pixels, or of its path below `root` and its bytes. The
-        same image has the same one in a copy of the data."""
+        """Return a 64-bit hash of each image, uint64 (n): of its pixels, or of its path below `root` and its bytes.
+
+        A copy of the data has the same keys.
+        """
         if (pixels := self.in_memory) is not None:
-            contents = (np.ascontiguousarray(one).tobytes() for one in pixels)
+            contents = (np.ascontiguousarray(image).tobytes() for image in pixels)
         else:
-            contents = (os.fsencode(os.path.relpath(path, root)) + b"\0" + _bytes(path) for path in self.images)
+            contents = (os.fsencode(os.path.relpath(path, root)) + b"\0" + _read_bytes(path) for path in self.images)
         digests = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
         return np.frombuffer(digests, "<u8")
 
     def select(self, indices: np.ndarray, name: str | None = None) -> Self:
-        """Some of the images, in the order given."""
+        """Return the images at these indices, in this order."""
         pixels = self.in_memory
         images = [self.images[index] for index in indices] if pixels is None else pixels[indices]
         return dataclasses.replace(self, name=name or self.name, images=images, labels=self.labels[indices])
 
     def sample_evenly(self, count: int) -> Self:
-        """At most `count` images, evenly spaced, because files are sorted by class."""
+        """Return at most `count` images, evenly spaced. Files are sorted by class, so every class is covered."""
         return self.select(np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A data set: `splits` has some of train, val and test, or only `all` if it has no splits."""
+    """A data set. `splits` has train, val or test; or only `all` if the data have no splits."""
 
     name: str
-    """Its name as the user gave it."""
+    """Name or path as the user typed it."""
     labels: tuple[str, ...]
-    """Names of the classes of all splits, sorted."""
+    """Sorted names of the classes of all splits."""
     splits: dict[str, Split]
     folders: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
-    """The folder of each class in each split, also of empty ones."""
+    """Folder of each class in each split, including empty classes."""
     root: str = ""
     """Folder of the image files."""
     licence: str = "unknown"
     """Licence of the images, if known."""
     notes: tuple[str, ...] = ()
-    """How it was recognised and read, in sentences for the user, where that is not plain from its name."""
+    """Sentences for the user: how the data were recognised and read, where the name does not show it."""
 
     @classmethod
     def from_files(
@@ -110,15 +114,18 @@ class Dataset:
         folders: dict[str, dict[str, str]] | None = None,
         root: str,
     ) -> Self:
-        """A data set of image files, with path and class (or all labels, as a tuple) of each for every split. `labels`
-        are all classes, also those without images."""
+        """Build a data set of image files.
+
+        `files` maps a split to pairs of a path and its class, or its tuple of labels. `labels` are all classes,
+        including classes without images.
+        """
         table = tuple(sorted(labels))
         index_of = {label: index for index, label in enumerate(table)}
         splits = {
             split: Split(
                 split,
                 [path for path, _ in files[split]],
-                _indices([label for _, label in files[split]], index_of),
+                _encode_labels([label for _, label in files[split]], index_of),
             )
             for split in (*SPLITS, "all")
             if split in files
@@ -127,24 +134,27 @@ class Dataset:
 
     @property
     def is_multilabel(self) -> bool:
-        """Whether images have several labels."""
+        """Whether an image can have several labels."""
         return self.first_split.labels.ndim == 2
 
-    def check_one_label(self, what: str) -> None:
-        """Refuse data with several labels an image for what needs one class for each."""
+    def check_one_label(self, subject: str) -> None:
+        """Raise UsageError if images have several labels. `subject` begins the message."""
         if self.is_multilabel:
             raise UsageError(
-                f"{what} must have data with one class for each image, got several labels in {self.name!r}."
+                f"{subject} must have data with one class for each image, got several labels in {self.name!r}."
             )
 
     @property
     def first_split(self) -> Split:
-        """The first split, used to find out the size and channels of the images."""
+        """First split; it shows the size and channels of the images."""
         return next(iter(self.splits.values()))
 
     def for_training(self, *, holdout: float, seed: int, per_class: int | None = None) -> tuple[Split, Split | None]:
-        """Training images, at most `per_class` of each class, and validation images: `val`, otherwise a share held out
-        of every class first."""
+        """Return the training images, at most `per_class` of each class, and the validation images.
+
+        Validation images are the split `val`. Without it, a share `holdout` of each class is held out of the training
+        images before `per_class` applies.
+        """
         Bounds(0, below=1).check("holdout", holdout)
         training = self.splits.get("train", self.splits.get("all"))
         if training is None:
@@ -162,19 +172,19 @@ class Dataset:
         return dataclasses.replace(training, name="train"), validation
 
     def for_evaluation(self, split: str | None = None) -> Split:
-        """The given split; otherwise `test`, otherwise `val`, otherwise all images."""
+        """Return the split of this name; by default `test`, otherwise `val`, otherwise all images."""
         if split is not None:
             split = "val" if split == "validation" else split
             if split == "all" and len(self.splits) == 1:
                 return self.first_split
             if split not in self.splits:
-                known = ", ".join(self.splits)
-                raise UsageError(f"Split must be one of {known}, got {split!r}.{did_you_mean(split, self.splits)}")
+                names = ", ".join(self.splits)
+                raise UsageError(f"Split must be one of {names}, got {split!r}.{did_you_mean(split, self.splits)}")
             return self.splits[split]
         return next((self.splits[name] for name in ("test", "val") if name in self.splits), self.first_split)
 
     def fingerprint(self) -> str:
-        """A hash that changes with names, sizes or labels of images (for images in memory, with any pixel)."""
+        """Return a hash of the labels and of the names and sizes of the files, or of the pixels in memory."""
         digest = hashlib.sha256(repr(self.labels).encode())
         for name, split in self.splits.items():
             digest.update(name.encode() + split.labels.astype("<i8").tobytes())
@@ -183,15 +193,16 @@ class Dataset:
                 digest.update(repr(pixels.shape).encode() + np.ascontiguousarray(pixels).data)
                 continue
             for path in split.images:
-                digest.update(f"{os.path.relpath(path, self.root)}\0{_size(path)}\n".encode(errors="surrogateescape"))
+                name = os.path.relpath(path, self.root)
+                digest.update(f"{name}\0{_file_size(path)}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
     def missing(self, split: Split) -> list[str]:
-        """Classes without an image in the split."""
+        """Return the classes without an image in the split."""
         return [self.labels[index] for index in np.flatnonzero(self.counts(split) == 0)]
 
     def counts(self, split: Split) -> np.ndarray:
-        """How many images of the split each class has."""
+        """Return the number of images of each class in the split."""
         if split.labels.ndim == 2:
             return split.labels.sum(axis=0, dtype=np.int64)
         return np.bincount(split.labels, minlength=len(self.labels))
@@ -206,29 +217,29 @@ class Dataset:
             raise CorruptFileError(
                 path=self.name,
                 cause=f"has no training image of class {named}",
-                advice=f"`vitrail doctor {self.name}` says more.",
+                advice=f"Run `vitrail doctor {self.name}` for details.",
             )
 
 
-def _size(path: str) -> int:
+def _file_size(path: str) -> int:
     try:
         return read_size_and_mtime(path)[0]
     except (OSError, ValueError):
         return -1
 
 
-def _indices(labels: Sequence[str | tuple[str, ...]], index_of: Mapping[str, int]) -> np.ndarray:
-    """Labels as `Split` has them."""
+def _encode_labels(labels: Sequence[str | tuple[str, ...]], index_of: Mapping[str, int]) -> np.ndarray:
+    """Return class indices (n), or a table (n, classes) of 0 and 1 if any image has a tuple of labels."""
     if not any(isinstance(label, tuple) for label in labels):
         return np.array([index_of[label] for label in labels if isinstance(label, str)], np.int64)
     table = np.zeros((len(labels), len(index_of)), np.uint8)
-    for row, some in zip(table, labels, strict=True):
-        row[[index_of[label] for label in some]] = 1
+    for row, names in zip(table, labels, strict=True):
+        row[[index_of[name] for name in names]] = 1
     return table
 
 
-def _bytes(path: str) -> bytes:
-    """The contents of a file; none if it is gone since the model answered, which is no reason to lose the answers."""
+def _read_bytes(path: str) -> bytes:
+    """Return the bytes of a file, or b"" if it was deleted after the prediction: predictions must not be lost."""
     try:
         return read_file(path)
     except (CorruptFileError, UsageError):
@@ -236,15 +247,18 @@ def _bytes(path: str) -> bytes:
 
 
 def sample_held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """True for held-out samples: the share of each class, rounded, at least one but never all. Of samples with several
-    labels, the share of all of them, but never all of one label."""
+    """Return a mask of held-out samples.
+
+    From each class, `share` is held out, rounded, at least one sample but never all. If samples have several labels,
+    `share` of all samples is held out, but never all samples of one label.
+    """
     held_out = np.zeros(len(labels), bool)
     keys = rng.bits(seed, np.arange(len(labels)), stream="held out")
     if labels.ndim == 2:
-        left, wanted = labels.sum(axis=0, dtype=np.int64), max(round(share * len(labels)), 1) if share else 0
+        remaining, wanted = labels.sum(axis=0, dtype=np.int64), max(round(share * len(labels)), 1) if share else 0
         for index in np.argsort(keys, kind="stable"):
-            if wanted and (left > labels[index]).all(where=labels[index] > 0):
-                held_out[index], wanted, left = True, wanted - 1, left - labels[index]
+            if wanted and (remaining > labels[index]).all(where=labels[index] > 0):
+                held_out[index], wanted, remaining = True, wanted - 1, remaining - labels[index]
         return held_out
     for members in np.split(order := np.lexsort((keys, labels)), np.flatnonzero(np.diff(labels[order])) + 1):
         wanted = max(round(share * len(members)), 1) if share and len(members) > 1 else 0
@@ -253,7 +267,10 @@ def sample_held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 
 def sample_per_class(labels: np.ndarray, count: int, seed: int, *, stream: str = "per class") -> np.ndarray:
-    """Indices of `count` samples of each class (or all that it has), sorted. A larger count contains the smaller."""
+    """Return the sorted indices of `count` samples of each class, or of all its samples if it has fewer.
+
+    A larger count includes the samples of a smaller one.
+    """
     keys = rng.bits(seed, np.arange(len(labels)), stream=stream)
     order = np.lexsort((keys, labels))
     first = np.searchsorted(labels[order], labels[order])

@@ -1,4 +1,4 @@
-"""Decoding image files. Any failure is one error that names the file and the cause."""
+"""Decoding of image files. Every failure becomes one error that names the file and the cause."""
 
 import contextlib
 import ctypes
@@ -19,24 +19,24 @@ from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, firs
 from vitrail.core.settings import Pair
 from vitrail.data.image_files import is_file
 
-# What cameras, scanners and the web make (JPEG with several frames is MPO). Pillow reads more, and most of its security
-# history lies in the rest.
+# Formats of cameras, scanners and the web (a JPEG with several frames is MPO). Pillow reads more formats, but most of
+# its vulnerabilities were in those.
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
 
-# Larger images are refused before they are decoded: 120 megapixels are 360 MB in memory, and more while converted.
+# Larger images are rejected before they are decoded: 120 megapixels take 360 MB of memory, and more during conversion.
 MAX_PIXELS = 120_000_000
 
-# Decoders log what they then raise. Without a handler, Python would print it.
+# Decoders also log the errors that they raise. Without a handler, Python would print them.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
-# libtiff prints it, past Python, unless it has no handler. That is set once for the process: to exchange handlers, or
-# file descriptor 2, around each decode would race with other threads' decoding, or swallow what they print.
-with contextlib.suppress(OSError, AttributeError):  # a Pillow without libtiff, or with one that cannot be reached
+# libtiff's own handlers print errors to stderr, so they are removed once for the process. Replacing the handlers or
+# file descriptor 2 around each decode would race with other threads or swallow their output.
+with contextlib.suppress(OSError, AttributeError):  # Pillow without libtiff, or libtiff's symbols are hidden
     _libtiff = ctypes.CDLL(Image.core.__file__)
     _libtiff.TIFFSetErrorHandler(None)
     _libtiff.TIFFSetWarningHandler(None)
 
-# What turns an image upright, by its EXIF orientation.
+# Transposition that turns an image upright, by its EXIF orientation.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -53,7 +53,7 @@ _EMPTY = "cannot be decoded (it is empty)"
 
 
 class StoredImage(str):
-    """An image file in an archive: its name in messages, and what reads it."""
+    """Name of an image file in an archive, with the archive that reads it."""
 
     __slots__ = ("member", "store")
 
@@ -70,29 +70,32 @@ class Store(Protocol):
     """An archive that holds images."""
 
     def read(self, path: str) -> bytes:
-        """The bytes of a file; CorruptFileError if they cannot be read."""
+        """Return the bytes of a file. Raises CorruptFileError if they cannot be read."""
         ...
 
     def size(self, path: str) -> int:
-        """Its size."""
+        """Return the size of a file in bytes."""
         ...
 
     @property
     def time(self) -> int:
-        """When the archive was changed, in nanoseconds."""
+        """Modification time of the archive in nanoseconds."""
         ...
 
 
 def read_size_and_mtime(path: str) -> tuple[int, int]:
-    """The size of an image file and when it was changed, in nanoseconds; OSError or ValueError if it is missing."""
+    """Return the size of an image file in bytes and its modification time in nanoseconds.
+
+    Raises OSError or ValueError if the file is missing.
+    """
     if isinstance(path, StoredImage):
         return path.store.size(path.member), path.store.time
-    now = os.stat(path)  # noqa: PTH116 - 200,000 of them
-    return now.st_size, now.st_mtime_ns
+    status = os.stat(path)  # noqa: PTH116 - called for 200,000 files
+    return status.st_size, status.st_mtime_ns
 
 
 def read_file(path: str | Path) -> bytes:
-    """The bytes of a regular file; pipes and folders are refused."""
+    """Return the bytes of a regular file. Pipes, folders and empty files are rejected."""
     if not isinstance(path, StoredImage) and not is_file(path):
         raise UsageError(f"Image must be a file that exists, got {str(path)!r}.")
     try:
@@ -105,49 +108,49 @@ def read_file(path: str | Path) -> bytes:
 
 
 def open_image(
-    source: str | Path | bytes, enough: Callable[[int, int], Pair] | None = None, *, name: str = "image"
+    source: str | Path | bytes, sufficient_size: Callable[[int, int], Pair] | None = None, *, name: str = "image"
 ) -> Image.Image:
-    """Decode an image file (or its bytes, which errors call `name`), with its EXIF orientation applied; of an
-    animation, the first frame.
+    """Decode an image file and apply its EXIF orientation. Of an animation, decode the first frame.
 
-    `enough` maps width and height to a sufficient size: a JPEG is then decoded at the smallest scale that is not
-    smaller, which is several times faster for camera photos and changes pixels slightly.
+    `source` is a path or the bytes of a file; errors call bytes `name`. `sufficient_size` maps width and height to a
+    sufficient width and height: a JPEG is then decoded at the smallest scale that is at least that large. This is
+    several times faster for camera photos and changes pixels slightly.
     """
-    with _opened(source, name) as image:
+    with _open_header(source, name) as image:
         if image.width * image.height > MAX_PIXELS:
             raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
         if image.format in ("JPEG", "MPO"):
-            # Its EXIF is in the header, and tells width from height.
-            orientation, full_size = _orientation(image), image.size
-            if enough is not None:
-                size = enough(*(full_size[::-1] if orientation > 4 else full_size))
+            # The EXIF orientation is in the header and may exchange width and height.
+            orientation, full_size = _read_orientation(image), image.size
+            if sufficient_size is not None:
+                size = sufficient_size(*(full_size[::-1] if orientation > 4 else full_size))
                 image.draft(None, (size[1], size[0]) if orientation > 4 else size)
             try:
                 image.load()
             except Exception:
                 if image.size == full_size:
                     raise
-                return open_image(source, name=name)  # lossless JPEG has no smaller scale
+                return open_image(source, name=name)  # lossless JPEG cannot be decoded at a smaller scale
         else:
-            # Load first: to be asked for EXIF decodes a PNG, and a second load() would hide that the first one failed.
+            # Load first: reading the EXIF of a PNG decodes it, and a second load() would hide an error of the first.
             image.load()
-            orientation = _orientation(image)  # 1 for TIFF, which Pillow has turned
+            orientation = _read_orientation(image)  # 1 for TIFF, which Pillow has already turned
         if orientation == 1:
             return image
-        turned = image.transpose(_TURNS[orientation])
-        turned.format = image.format
-        return turned
+        upright = image.transpose(_TURNS[orientation])
+        upright.format = image.format
+        return upright
 
 
 def identify(source: str | Path | bytes, *, name: str = "image") -> tuple[str, str, Pair]:
-    """Format, mode and (width, height) from the header of an image."""
-    with _opened(source, name) as image:
+    """Return the format, the mode and (width, height) from the header of an image."""
+    with _open_header(source, name) as image:
         return str(image.format), image.mode, image.size
 
 
 @contextlib.contextmanager
-def _opened(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
-    """Open an image and read its header. Any error of the decoder within the block becomes one error that names the
+def _open_header(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
+    """Open an image and read its header. Convert any error of the decoder within the block into one that names the
     file."""
     if isinstance(source, StoredImage):
         name, source = str(source), read_file(source)
@@ -156,32 +159,32 @@ def _opened(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
         if not is_file(source):
             raise UsageError(f"Image must be a file that exists, got {name!r}.")
     try:
-        # By its path, Pillow would map some files into memory: their pixels would change, or be gone, with the file.
+        # Given a path, Pillow maps some files into memory; their pixels would change or vanish with the file.
         with (
             _QUIET,
             io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file,
-            Image.open(file, formats=_known_formats()) as image,
+            Image.open(file, formats=_readable_formats()) as image,
         ):
             yield image
     except VitrailError:
         raise
-    except UnidentifiedImageError:  # its text names objects in memory
+    except UnidentifiedImageError:  # Pillow's text shows the address of a Python object
         if not (len(source) if isinstance(source, bytes) else Path(source).stat().st_size):
             raise CorruptFileError(path=name, cause=_EMPTY) from None
-        if (cause := _unsupported(source)) is not None:
+        if (cause := _explain_unsupported(source)) is not None:
             raise CorruptFileError(path=name, cause=f"{cause}: {_CONVERT}") from None
-        *some, last = _known_formats()
-        reason = f"its header is not that of a {', '.join(some)} or {last} file"
+        *formats, last = _readable_formats()
+        reason = f"its header is not that of a {', '.join(formats)} or {last} file"
         raise CorruptFileError(path=name, cause=f"cannot be decoded ({reason})") from None
-    except Exception as error:  # decoders raise whatever their format's parser raises
+    except Exception as error:  # decoders raise exceptions of any type
         raise CorruptFileError(path=name, cause=f"cannot be decoded ({first_line(error)})") from None
 
 
-def _unsupported(source: str | Path | bytes) -> str | None:
-    """The cause, if the file is in a format that phones write and that cannot be decoded here."""
+def _explain_unsupported(source: str | Path | bytes) -> str | None:
+    """Return the cause if the file is a HEIC or AVIF image of a phone that this Pillow cannot decode."""
     with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
         head = file.read(12)
-    if head[4:8] != b"ftyp":  # ISO base media file format: HEIF, AVIF, films
+    if head[4:8] != b"ftyp":  # ISO base media file format: HEIF, AVIF, videos
         return None
     if head[8:12] in _HEIF_BRANDS:
         return "is a HEIC (HEIF) image, which cannot be decoded"
@@ -189,73 +192,74 @@ def _unsupported(source: str | Path | bytes) -> str | None:
 
 
 class _Quiet:
-    """While any thread decodes, suppress Pillow's warnings about what we refuse or repair.
+    """Suppress Pillow's warnings while any thread decodes: we reject or repair the same problems.
 
-    `warnings.catch_warnings` alone is not thread-safe: the last thread would restore another thread's filters.
+    `warnings.catch_warnings` alone is not thread-safe: the last thread would restore the filters of another thread.
     """
 
     def __init__(self) -> None:
-        self._lock, self._inside = threading.Lock(), 0
+        self._lock, self._threads = threading.Lock(), 0
 
     def __enter__(self) -> None:
         with self._lock:
-            if not self._inside:
-                self._before = warnings.catch_warnings()
-                self._before.__enter__()
+            if not self._threads:
+                self._filters = warnings.catch_warnings()
+                self._filters.__enter__()
                 warnings.filterwarnings("ignore", module=r"PIL\.")
-            self._inside += 1
+            self._threads += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._before.__exit__(None, None, None)
+            self._threads -= 1
+            if not self._threads:
+                self._filters.__exit__(None, None, None)
 
 
 _QUIET = _Quiet()
 
 
-def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, 1 to 8; 1 if it is missing or damaged."""
+def _read_orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation, 1 to 8; 1 if it is missing or corrupt."""
     try:
-        found = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # a parser's whatever
+        orientation = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # the parser raises exceptions of any type
         return 1
-    return found if isinstance(found, int) and found in _TURNS else 1
+    return orientation if isinstance(orientation, int) and orientation in _TURNS else 1
 
 
 @functools.cache
-def _known_formats() -> tuple[str, ...]:
-    """The formats that this build of Pillow can read."""
+def _readable_formats() -> tuple[str, ...]:
+    """Return those of `FORMATS` that this build of Pillow can read."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def to_channels(image: Image.Image, channels: int, background: tuple[int, int, int]) -> Image.Image:
-    """The image in 8-bit grey (1 channel) or colour (3), with transparent pixels blended onto `background`."""
+    """Convert to 8-bit grey (1 channel) or colour (3 channels); blend transparent pixels onto `background`."""
     mode = "L" if channels == 1 else "RGB"
-    if image.mode in ("P", "PA") and image.palette is None:  # Pillow opens such a file, and fails by an assertion later
+    if image.mode in ("P", "PA") and image.palette is None:  # Pillow opens such a file, but a later assertion fails
         raise ValueError("it has no palette")
     if image.mode == mode and not image.has_transparency_data:
         return image
     if image.mode.startswith(("I", "F")):
         image = _to_8_bits(image)
-    if image.mode == "La":  # premultiplied; Pillow has no other way out of it
+    if image.mode == "La":  # premultiplied alpha; Pillow converts it to LA only
         image = image.convert("LA")
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        ground = Image.new("RGBA", image.size, (*background, 255))
-        image = Image.alpha_composite(ground, image)
-    if channels == 1 and image.mode in ("CMYK", "LAB", "HSV", "YCbCr"):  # no good direct way to grey
+        canvas = Image.new("RGBA", image.size, (*background, 255))
+        image = Image.alpha_composite(canvas, image)
+    if channels == 1 and image.mode in ("CMYK", "LAB", "HSV", "YCbCr"):  # Pillow has no good direct conversion
         image = image.convert("RGB")
     return image.convert(mode)
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Grey levels of 16 or 32 bits, scaled to 8 bits instead of clipped at 255.
+    """Scale grey levels of 16 or 32 bits to 8 bits, where Pillow would clip them at 255.
 
-    If the file states 16 bits (PNG, TIFF, PGM), that is the scale. Other integers are 16-bit if any value exceeds 255,
-    otherwise 8-bit. Floats are in [0, 1] (values slightly above 1 are clipped), otherwise levels.
+    A file that states 16 bits (PNG, TIFF, PGM) is scaled from 16 bits. Other integers are taken as 16-bit if any level
+    exceeds 255, otherwise as 8-bit. Floats are taken as shares in [0, 1] (levels up to 2 are clipped to 1), otherwise
+    as integer levels.
     """
     levels = np.asarray(image, dtype=np.float64)
     if not np.isfinite(levels).all():

@@ -1,4 +1,4 @@
-"""Finding image files by folders, patterns and lists. Files are listed, not read."""
+"""Find image files by folders, patterns and lists. Files are listed, not read."""
 
 import glob
 import os
@@ -21,25 +21,25 @@ _ENDINGS = {
     "TIFF": ("tif", "tiff"),
     "PPM": ("ppm", "pgm", "pbm", "pnm"),
     "AVIF": ("avif",),
-    "HEIC": ("heic", "heif"),  # listed, so that no photo is left out silently; `data.decode` says what to do
+    "HEIC": ("heic", "heif"),  # cannot be decoded; listed so that `data.decode` reports it instead of ignoring photos
 }
 
-# Endings of the formats that `data.decode` reads or explains, and the format that each promises.
+# Format of each file extension that `data.decode` reads, or explains in an error.
 SUFFIXES = {ending: form for form, endings in _ENDINGS.items() for ending in endings}
 
 
 def is_folder(path: str | Path) -> bool:
-    """Whether a folder exists at a path; False for invalid names."""
-    return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises for some of them
+    """Return whether a folder exists at this path; False for invalid names."""
+    return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises for some invalid names
 
 
 def is_file(path: str | Path, ending: str = "") -> bool:
-    """Whether a regular file with this extension (in any case) exists at a path; False for invalid names."""
-    return str(path).lower().endswith(ending) and os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for some
+    """Return whether a regular file with this ending (in any case) exists at this path; False for invalid names."""
+    return str(path).lower().endswith(ending) and os.path.isfile(path)  # noqa: PTH113 - as is_dir
 
 
 def subfolders(folder: str | Path) -> list[str]:
-    """Names of the folders in a folder, without hidden ones and those that macOS adds to archives."""
+    """Return the names of the folders in a folder, except hidden ones and `__MACOSX`."""
     with os.scandir(folder) as entries:
         return [
             entry.name
@@ -49,33 +49,36 @@ def subfolders(folder: str | Path) -> list[str]:
 
 
 def list_images(folders: Iterable[str | Path]) -> list[str]:
-    """All image files under some folders, sorted within each folder."""
+    """Return all image files under these folders, sorted within each folder."""
     return [path for folder in folders for path in sorted(_walk(str(folder), frozenset()))]
 
 
-def find_images(words: Sequence[str], *, stdin: bool = False) -> list[str]:
-    """The files for the user's arguments: files, images in folders, patterns of * ? [ ] and **. With `stdin`, `-` means
-    the names on standard input, a line each; missing files among these are kept and reported when they are read."""
-    found: list[str] = []
-    for word in words:
-        if word == "-":
+def find_images(arguments: Sequence[str], *, stdin: bool = False) -> list[str]:
+    """Return the image files that command-line arguments name.
+
+    An argument is a file, a folder of images, or a pattern with `* ? [ ]` or `**`. With `stdin`, the argument `-` means
+    the names on standard input, one per line. Missing files on standard input are kept and reported when they are read.
+    """
+    files: list[str] = []
+    for argument in arguments:
+        if argument == "-":
             for name in filter(None, _lines_of_stdin() if stdin else ()):
-                found += list_images([name]) if is_folder(name) else [name]
+                files += list_images([name]) if is_folder(name) else [name]
             continue
-        matches = [word] if os.path.lexists(word) else sorted(glob.glob(word, recursive=True))  # noqa: PTH207
-        if not matches and glob.has_magic(word):
-            raise UsageError(f"Pattern must match files or folders, got {word!r}, which matches none.")
-        if not matches:
-            raise UsageError(f"Image must be a file or folder that exists, got {word!r}.")
-        inside = [path for match in matches for path in (list_images([match]) if is_folder(match) else [match])]
-        if not inside:
-            raise UsageError(f"Folder must have images in it, got {word!r} without any.")
-        found += inside
-    if not found and "-" in words:
-        raise UsageError("Names of images must come on standard input, a line each, got none.")
-    if not found:
+        paths = [argument] if os.path.lexists(argument) else sorted(glob.glob(argument, recursive=True))  # noqa: PTH207
+        if not paths and glob.has_magic(argument):
+            raise UsageError(f"Pattern must match files or folders, got {argument!r}, which matches none.")
+        if not paths:
+            raise UsageError(f"Image must be a file or folder that exists, got {argument!r}.")
+        images = [image for path in paths for image in (list_images([path]) if is_folder(path) else [path])]
+        if not images:
+            raise UsageError(f"Folder must have images in it, got {argument!r} without any.")
+        files += images
+    if not files and "-" in arguments:
+        raise UsageError("Names of images must come on standard input, one per line, got none.")
+    if not files:
         raise UsageError("Images must be given: files, folders, patterns, or names on standard input by -.")
-    return found
+    return files
 
 
 def _lines_of_stdin() -> Iterator[str]:
@@ -83,12 +86,12 @@ def _lines_of_stdin() -> Iterator[str]:
 
 
 def are_image_files(paths: Iterable[str]) -> bool:
-    """Whether all paths are files with the ending of an image."""
+    """Return whether all paths are existing files with the extension of an image."""
     return all(path.rpartition(".")[2].lower() in SUFFIXES and is_file(path) for path in paths)
 
 
 def name_images(images: "ImageLike | Iterable[ImageLike]") -> tuple[list[Any], list[str]]:
-    """All images, with folders and patterns replaced by their files (see `find_images`), and the name of each."""
+    """Return all images and their names; folders and patterns are replaced by their files (see `find_images`)."""
     if (shape := getattr(images, "shape", None)) is not None:
         from vitrail.data.sources.arrays import are_paths, pixels_in_memory
 
@@ -97,33 +100,33 @@ def name_images(images: "ImageLike | Iterable[ImageLike]") -> tuple[list[Any], l
                 raise UsageError(f"Images must be several, got one array of shape {tuple(shape)}. Put it in brackets.")
             pixels = pixels_in_memory(images)
             return list(pixels), [f"image {number}" for number in range(len(pixels))]
-    is_one = isinstance(images, str | bytes | os.PathLike) or not isinstance(images, Iterable)
-    every = [images] if is_one else list(images)
-    if all(isinstance(image, str | os.PathLike) for image in every):
-        files = find_images([str(image) for image in every], stdin=True)
+    is_single = isinstance(images, str | bytes | os.PathLike) or not isinstance(images, Iterable)
+    sources = [images] if is_single else list(images)
+    if all(isinstance(source, str | os.PathLike) for source in sources):
+        files = find_images([str(source) for source in sources], stdin=True)
         return files, files
-    chosen: list[Any] = []
+    named_images: list[Any] = []
     names: list[str] = []
-    for image in every:
-        if isinstance(image, str | os.PathLike):
-            files = find_images([str(image)], stdin=True)
-            chosen += files
+    for source in sources:
+        if isinstance(source, str | os.PathLike):
+            files = find_images([str(source)], stdin=True)
+            named_images += files
             names += files
         else:
             names.append(f"image {len(names)}")
-            chosen.append(image)
-    return chosen, names
+            named_images.append(source)
+    return named_images, names
 
 
 def _walk(folder: str, followed: frozenset[str]) -> Iterator[str]:
-    """Image files at any depth. Links to folders are followed, except in cycles."""
+    """Yield the image files at any depth. Links to folders are followed, except in cycles."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             is_broken_link = entry.is_symlink() and not os.path.exists(entry.path)  # noqa: PTH110
             if entry.name.rpartition(".")[2].lower() in SUFFIXES and (is_broken_link or entry.is_file()):
-                yield entry.path  # whoever reads a broken link will name it
+                yield entry.path  # reading a broken link raises an error that names it
             elif entry.is_dir():
                 if not entry.is_symlink():
                     yield from _walk(entry.path, followed)

@@ -1,11 +1,11 @@
 """Batches of images in an order that is a pure function of (seed, epoch).
 
-Every sample comes exactly once in an epoch, whatever the batch size and the number of workers and ranks; the last batch
-is smaller. Each rank takes its part of the global batch (complete pairs of neighbours, if images are mixed), so that
-one rank or many see the same samples in the same step, with the same pixels.
+Every sample comes exactly once per epoch, for any batch size and any number of workers and ranks; the last batch may be
+smaller. Each rank takes its part of the global batch (complete pairs of neighbours if images are mixed). So any number
+of ranks see the same samples in the same step, with the same pixels.
 
-Workers are threads (decoding and resizing run outside Python's lock): nothing is pickled or copied between processes,
-and their number affects only speed.
+Workers are threads, because decoding and resizing release the GIL. Nothing is pickled or copied between processes, and
+the number of workers affects only speed.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ from vitrail.data.preprocess import Preprocess
 
 OnDamage = Literal["error", "skip", "substitute"]
 
-_CHUNK = 8  # images that a worker decodes at a time
-_SMALL = 64 * 64  # pixels up to which images in memory are treated as one batch
+_CHUNK = 8  # images per job of a worker
+_SMALL = 64 * 64  # pixels; images in memory up to this size are augmented as one batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Batch:
     """One rank's part of a step."""
 
     pixels: Tensor
-    """Augmented images, uint8 (B, H, W, C); `Preprocess.scale` normalises them."""
+    """Augmented images, uint8 (B, H, W, C). `Preprocess.scale` normalises them."""
     labels: Tensor
     """Class indices (B)."""
     indices: np.ndarray
-    """Indices of the samples in the split."""
+    """Indices of the samples in the split (B)."""
     weights: Tensor
-    """1, or 0 for a damaged image that is skipped (B)."""
+    """1, or 0 for a corrupt image that is skipped (B)."""
     mixture: Mixture | None
     """How to mix the images in pairs (see `data.augment.pipeline.mix`)."""
     global_size: int
@@ -54,20 +54,25 @@ class Batch:
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of samples in one epoch."""
+    """Return the order of the samples in an epoch."""
     return rng.permutation(count, seed, epoch, stream="order")
 
 
 def rank_share(count: int, rank: int, ranks: int, unit: int = 1) -> slice:
-    """The slice of a batch of `count` that one rank computes. Parts are as equal as possible, the first ones larger;
-    they consist of complete pairs if `unit` is 2."""
+    """Return the slice of a batch of `count` samples that one rank computes.
+
+    Slices are as equal as possible, the first ones larger. They start at multiples of `unit`: 2 keeps pairs together.
+    """
     units = -(-count // unit)
     first, last = (min(unit * -(-units * place // ranks), count) for place in (rank, rank + 1))
     return slice(first, last)
 
 
 class Loader:
-    """`for batch in loader.epoch(3, start=17)` begins with the eighteenth step of the fourth epoch."""
+    """Loads the batches of a split.
+
+    `for batch in loader.epoch(3, start=17)` starts at step 17 of epoch 3; both count from 0.
+    """
 
     def __init__(
         self,
@@ -97,7 +102,7 @@ class Loader:
         self.settings = settings or Augment()
         self.workers, self.rank, self.ranks, self.cache, self.on_damage = workers, rank, ranks, cache, on_damage
         self.damaged: dict[str, str] = {}
-        """Images that could not be read so far, and why."""
+        """Error message of each image that could not be read so far, by path."""
         self.settings.check_channels(preprocess.channels)
         if preprocess.channels not in (1, 3) and split.in_memory is None:
             raise UsageError(f"Image files have 1 or 3 channels, got {preprocess.channels}. Use an .npz file.")
@@ -108,18 +113,19 @@ class Loader:
         return -(-len(self.split) // self.batch)
 
     def order(self, epoch: int) -> np.ndarray:
-        """Indices of all samples in the order of the epoch."""
+        """Return the indices of all samples in the order of an epoch."""
         count = len(self.split)
         return epoch_order(count, self.seed, epoch) if self.shuffle else np.arange(count)
 
     def epoch(self, epoch: int = 0, *, start: int = 0) -> Generator[Batch]:
-        """This rank's part of each batch, from step `start` on."""
+        """Yield this rank's part of each batch, starting at step `start`."""
         check_integer("start", start, low=0, high=self.steps)
         order = self.order(epoch)
         shares, unit = [], 2 if self.settings.mixes else 1
         for step in range(start, self.steps):
-            together = order[step * self.batch : (step + 1) * self.batch]
-            shares.append((together[rank_share(len(together), self.rank, self.ranks, unit)], len(together)))
+            batch_indices = order[step * self.batch : (step + 1) * self.batch]
+            share = rank_share(len(batch_indices), self.rank, self.ranks, unit)
+            shares.append((batch_indices[share], len(batch_indices)))
         pixels = self.split.in_memory
         is_small = pixels is not None and max(np.prod(pixels.shape[1:3]), np.prod(self.preprocess.resolution)) <= _SMALL
         chunk = self.batch if is_small else _CHUNK
@@ -127,17 +133,17 @@ class Loader:
             [indices[at : at + chunk] for at in range(0, len(indices), chunk)] or [indices] for indices, _ in shares
         ]
         jobs = (lambda piece=piece: self._prepare(piece, epoch) for group in pieces for piece in group)
-        # Small images are held up by Python's lock: more than one thread would wait for the other.
+        # Work on small images is dominated by Python code under the GIL: a second thread would not help.
         workers = min(self.workers, 1) if is_small else self.workers
-        good = 0
+        readable = 0
         prepared = prefetch(jobs, workers, ahead=2 * max(map(len, pieces), default=1))
         try:
             for (indices, global_size), group in zip(shares, pieces, strict=True):
                 batch = self._assemble(indices, global_size, epoch, [next(prepared) for _ in group])
-                good += int(batch.weights.sum())
+                readable += int(batch.weights.sum())
                 yield batch
-            # A part of an epoch, or of its images, may be damaged altogether: then other ranks know better.
-            if not good and shares and start == 0 and self.ranks == 1:
+            # A part of an epoch, or the part of one rank, may be unreadable although other images are readable.
+            if not readable and shares and start == 0 and self.ranks == 1:
                 raise CorruptFileError(
                     f"No image of {self.split.name} can be read: {next(iter(self.damaged.values()))}"
                 )
@@ -145,22 +151,28 @@ class Loader:
             prepared.close()
 
     def _prepare(self, indices: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pixels of some samples and the index each comes from: another one for a substitute, -1 for a skipped one."""
+        """Return the pixels of these samples and the index that each image came from.
+
+        The index differs from the sample's if another image replaces a corrupt one; it is -1 for a skipped image.
+        """
         stream = Stream(self.seed, epoch, indices)
         memory = self.split.in_memory
         if memory is not None and len(indices):
             return augment(memory[indices], stream, self.settings, self.preprocess), indices
-        found = [self._read(int(index)) for index in indices]
-        owners = np.array([owner for _, owner in found], np.int64)
+        decoded = [self._read(int(index)) for index in indices]
+        origins = np.array([origin for _, origin in decoded], np.int64)
         pixels = np.zeros((len(indices), *self.preprocess.resolution, self.preprocess.channels), np.uint8)
-        is_good = owners >= 0
-        if is_good.any():
-            images = [image for image, _ in found if image is not None]
-            pixels[is_good] = augment(images, stream.take(is_good), self.settings, self.preprocess)
-        return pixels, owners
+        is_readable = origins >= 0
+        if is_readable.any():
+            images = [image for image, _ in decoded if image is not None]
+            pixels[is_readable] = augment(images, stream.take(is_readable), self.settings, self.preprocess)
+        return pixels, origins
 
     def _read(self, index: int) -> tuple[Image.Image | np.ndarray | None, int]:
-        """A decoded image and its index; damaged images are handled as `on_damage` says."""
+        """Return a decoded image and the index that it came from, or (None, -1) for a skipped image.
+
+        `on_damage` decides about a corrupt image: raise an error, skip it, or take the next readable image.
+        """
         count = len(self.split)
         for place in range(index, index + count):
             path = self.split.images[place % count]
@@ -178,15 +190,16 @@ class Loader:
         raise CorruptFileError(f"No image of {self.split.name} can be read: {next(iter(self.damaged.values()))}")
 
     def _assemble(
-        self, indices: np.ndarray, global_size: int, epoch: int, done: list[tuple[np.ndarray, np.ndarray]]
+        self, indices: np.ndarray, global_size: int, epoch: int, pieces: list[tuple[np.ndarray, np.ndarray]]
     ) -> Batch:
-        pixels = done[0][0] if len(done) == 1 else np.concatenate([part for part, _ in done])
-        owners = np.concatenate([part for _, part in done])
-        is_skipped = owners < 0
+        """Join the pieces of a batch that `_prepare` returned."""
+        pixels = pieces[0][0] if len(pieces) == 1 else np.concatenate([part for part, _ in pieces])
+        origins = np.concatenate([part for _, part in pieces])
+        is_skipped = origins < 0
         stream = Stream(self.seed, epoch, indices)
         return Batch(
             pixels=torch.from_numpy(pixels),
-            labels=torch.from_numpy(self.split.labels[np.where(is_skipped, indices, owners)]),
+            labels=torch.from_numpy(self.split.labels[np.where(is_skipped, indices, origins)]),
             indices=indices,
             weights=torch.from_numpy((~is_skipped).astype(np.float32)),
             mixture=self.settings.mixture(stream, self.preprocess.resolution, is_skipped),

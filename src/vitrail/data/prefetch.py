@@ -1,4 +1,4 @@
-"""Prefetching: jobs are run ahead by threads, and their results are returned in order."""
+"""Prefetching: threads run jobs in advance, and results are returned in order."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -9,7 +9,7 @@ Result = TypeVar("Result")
 
 
 def prefetch(jobs: Iterator[Callable[[], Result]], workers: int, ahead: int) -> Generator[Result]:
-    """Results of jobs in their order; up to `ahead` of them are computed by threads in advance."""
+    """Yield the results of the jobs in their order. Threads compute up to `ahead` results in advance."""
     if workers == 0:
         for job in jobs:
             yield job()

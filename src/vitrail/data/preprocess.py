@@ -1,4 +1,4 @@
-"""`Preprocess`: from an image to the input of a model. It is stored in the bundle and used everywhere.
+"""`Preprocess`: from an image to the input of a model. It is stored in the bundle and used by every command.
 
 It equals timm's evaluation transform bit for bit, because published scores depend on it.
 """
@@ -25,8 +25,8 @@ ImageLike = str | Path | bytes | Image.Image | np.ndarray
 _FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
-# A resize to more pixels than this is done for the part under the crop alone: thin images would fill the memory.
-_WHOLE_RESIZE = 32_000_000
+# Above this number of pixels, only the part under the crop is resized: very long images would fill the memory.
+_MAX_RESIZED = 32_000_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,51 +74,50 @@ class Preprocess(Settings):
 
     @property
     def background_pixel(self) -> tuple[int, int, int] | int:
-        """The background as a pixel of the model: a colour, or its grey level."""
-        return self.background if self.channels == 3 else _luminance(self.background)
+        """The background in the model's channels: a colour, or its grey level."""
+        return self.background if self.channels == 3 else _to_grey(self.background)
 
     @property
     def channels(self) -> int:
-        """1 for grey, 3 for colour, otherwise the number of bands."""
+        """Number of channels: 1 for grey, 3 for colour, otherwise bands of an array."""
         return len(self.mean)
 
     def __call__(self, images: Iterable[ImageLike]) -> "Tensor":
-        """Images (paths, bytes of files, Pillow images, uint8 arrays) as one batch of tensors (B, C, H, W)."""
-        from torch import from_numpy  # the only place: whoever wants arrays needs no torch
+        """Preprocess images (paths, bytes of files, Pillow images, uint8 arrays) into one batch (B, C, H, W)."""
+        from torch import from_numpy  # not at the top: users of arrays need no torch
 
         if isinstance(images, str | bytes | Path | Image.Image):
             raise UsageError("Images must be a list of images, got a single one. Put it into a list.")
         return self.scale(from_numpy(self.crop_all(images)))
 
     def read(self, image: ImageLike, *, name: str = "image") -> Image.Image | np.ndarray:
-        """The decoded image before resize and crop, upright, in the model's channels; an array unless it has 1 or 3
-        channels. `name` is what errors call bytes."""
+        """Decode an image into the model's channels, upright, without resize and crop.
+
+        The result is a Pillow image, or an array unless the model has 1 or 3 channels. Errors call bytes `name`.
+        """
         bands = self._as_images(image, name)
         return bands[0] if len(bands) == 1 else np.stack([np.asarray(band) for band in bands], axis=2)
 
     def crop(self, image: ImageLike, *, name: str = "image") -> np.ndarray:
-        """The resized and cropped image before normalisation, uint8 (H, W, C). `name` is what errors call bytes."""
+        """Resize and crop an image without normalisation: uint8 (H, W, C). Errors call bytes `name`."""
         return self._stack([self._fit(band) for band in self._as_images(image, name)])
 
     def crop_all(self, images: Iterable[ImageLike]) -> np.ndarray:
-        """`crop` of every image: uint8 (B, H, W, C). Errors name images without a path by their index."""
-        return np.stack([self.crop(image, name=f"image {at}") for at, image in enumerate(images)])
+        """Resize and crop every image: uint8 (B, H, W, C). Errors name images without a path by their index."""
+        return np.stack([self.crop(image, name=f"image {index}") for index, image in enumerate(images)])
 
     def crop_box(self, image: ImageLike, box: tuple[int, int, int, int]) -> np.ndarray:
-        """A box (top, left, height, width) of the image, resized to the model's resolution: uint8 (H, W, C)."""
-        top, left, tall, wide = box
+        """Crop a box (top, left, height, width) and resize it to the model's resolution: uint8 (H, W, C)."""
+        top, left, box_height, box_width = box
+        corners = (left, top, left + box_width, top + box_height)
         height, width = self.resolution
-        return self._stack(
-            [
-                band.crop((left, top, left + wide, top + tall)).resize((width, height), _FILTERS[self.interpolation])
-                for band in self._as_images(image)
-            ]
-        )
+        resample = _FILTERS[self.interpolation]
+        return self._stack([band.crop(corners).resize((width, height), resample) for band in self._as_images(image)])
 
     def leaves_unchanged(self, height: int, width: int, channels: int) -> bool:
-        """Whether `crop` leaves every pixel of an array of this shape as it is."""
-        is_size = self.resolution == (height, width) and self.resized(width, height) == (width, height)
-        return is_size and channels == self.channels
+        """Return whether `crop` changes no pixel of an array of this shape."""
+        keeps_size = self.resolution == (height, width) and self.resized_size(width, height) == (width, height)
+        return keeps_size and channels == self.channels
 
     def scale(self, pixels_BHWC: "Tensor") -> "Tensor":
         """Normalise cropped images: float32 (B, C, H, W)."""
@@ -127,7 +126,7 @@ class Preprocess(Settings):
         return scaled_BCHW.sub_(mean).div_(std)
 
     def scale_array(self, pixels_BHWC: np.ndarray) -> np.ndarray:
-        """`scale` with numpy: the same bits without torch."""
+        """Normalise cropped images without torch; the result equals that of `scale` bit for bit."""
         scaled_BCHW = np.ascontiguousarray(np.moveaxis(pixels_BHWC, -1, -3)).astype(np.float32)
         mean, std = (np.array(values, np.float32)[:, None, None] for values in (self.mean, self.std))
         scaled_BCHW /= np.float32(255)
@@ -135,9 +134,12 @@ class Preprocess(Settings):
         scaled_BCHW /= std
         return scaled_BCHW
 
-    def resized(self, width: int, height: int) -> Pair:
-        """Width and height after the resize, before the crop, as in timm: the shorter side is crop size / crop
-        fraction, rounded down; the longer side follows, rounded down."""
+    def resized_size(self, width: int, height: int) -> Pair:
+        """Return the width and height after the resize, before the crop.
+
+        As in timm, the shorter side becomes crop size / crop fraction, rounded down; the longer side keeps the aspect
+        ratio, rounded down.
+        """
         wide, high = (int(side / self.crop_fraction) for side in reversed(self.resolution))
         if self.resize == "squash":
             return wide, high
@@ -147,14 +149,14 @@ class Preprocess(Settings):
         return max(int(high * width / height), 1), high
 
     def _stack(self, bands: list[Image.Image]) -> np.ndarray:
-        return np.concatenate([np.asarray(image).reshape(*self.resolution, -1) for image in bands], axis=2)
+        return np.concatenate([np.asarray(band).reshape(*self.resolution, -1) for band in bands], axis=2)
 
     def _fit(self, image: Image.Image) -> Image.Image:
         height, width = self.resolution
-        wide, high = self.resized(image.width, image.height)
+        wide, high = self.resized_size(image.width, image.height)
         left, top = round((wide - width) / 2), round((high - height) / 2)
         resample = _FILTERS[self.interpolation]
-        if wide * high > _WHOLE_RESIZE:
+        if wide * high > _MAX_RESIZED:
             across, down = image.width / wide, image.height / high
             right, bottom = min((left + width) * across, image.width), min((top + height) * down, image.height)
             return image.resize((width, height), resample, box=(left * across, top * down, right, bottom))
@@ -166,14 +168,14 @@ class Preprocess(Settings):
         return canvas
 
     def _as_images(self, image: ImageLike, name: str = "image") -> list[Image.Image]:
-        """One Pillow image of 1 or 3 channels, otherwise one for each channel: Pillow has no mode for other numbers."""
+        """Return one Pillow image of 1 or 3 channels, or one per channel: Pillow has no mode for other numbers."""
         channels = self.channels
         if channels not in (1, 3):
             if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (channels,):
                 raise UsageError(f"Image of {channels} bands must be a uint8 array (height, width, {channels}).")
             return [Image.fromarray(np.ascontiguousarray(image[..., band])) for band in range(channels)]
         if isinstance(image, str | Path | bytes):
-            opened = open_image(image, self._twice if self.jpeg == "double" else None, name=name)
+            opened = open_image(image, self._double_size if self.jpeg == "double" else None, name=name)
         elif isinstance(image, np.ndarray):
             if image.dtype != np.uint8 or 0 in image.shape or image.shape[2:] not in ((), (1,), (3,), (4,)):
                 raise UsageError(
@@ -191,12 +193,12 @@ class Preprocess(Settings):
             name = str(image) if isinstance(image, str | Path) else name
             raise CorruptFileError(path=name, cause=f"of mode {opened.mode} cannot be converted ({error})") from None
 
-    def _twice(self, width: int, height: int) -> Pair:
-        wide, high = self.resized(width, height)
+    def _double_size(self, width: int, height: int) -> Pair:
+        wide, high = self.resized_size(width, height)
         return 2 * wide, 2 * high
 
 
-def _luminance(colour: tuple[int, int, int]) -> int:
-    """Grey level of a colour as in Pillow (ITU-R 601-2)."""
+def _to_grey(colour: tuple[int, int, int]) -> int:
+    """Return the grey level of a colour, as in Pillow (ITU-R 601-2)."""
     pixel = Image.new("RGB", (1, 1), colour).convert("L").getpixel((0, 0))
     return int(pixel) if isinstance(pixel, int | float) else 0

@@ -1,4 +1,4 @@
-"""Images as data URLs, and small versions of images for pages with many of them."""
+"""Images and thumbnails as data URLs, for pages that contain their images."""
 
 import base64
 import io
@@ -10,24 +10,24 @@ _SIDE = 144  # pixels; a page shows them at about this size
 
 
 def thumbnail_data_url(pixels_HWC: np.ndarray) -> str:
-    """Pixels as a data URL of a few kilobytes. Of other channels than colours, the first is shown."""
-    shown = pixels_HWC[..., :3] if pixels_HWC.shape[2] >= 3 else pixels_HWC[..., :1]
-    height, width = shown.shape[:2]
+    """Return a small image as a data URL: the first three channels as colours, otherwise the first one as grey."""
+    pixels_HWC = pixels_HWC[..., :3] if pixels_HWC.shape[2] >= 3 else pixels_HWC[..., :1]
+    height, width, channels = pixels_HWC.shape
     if max(height, width) > _SIDE:
         scale = _SIDE / max(height, width)
         size = (max(round(width * scale), 1), max(round(height * scale), 1))
-        one = Image.fromarray(shown if shown.shape[2] == 3 else shown[..., 0]).resize(size, Image.Resampling.BILINEAR)
-        shown = np.asarray(one).reshape(size[1], size[0], -1)
-    return image_data_url(shown, photo=True, quality=80)
+        image = Image.fromarray(pixels_HWC if channels == 3 else pixels_HWC[..., 0])
+        pixels_HWC = np.asarray(image.resize(size, Image.Resampling.BILINEAR)).reshape(size[1], size[0], -1)
+    return image_data_url(pixels_HWC, photo=True, quality=80)
 
 
 def image_data_url(pixels_HWC: np.ndarray, *, photo: bool = False, quality: int = 92) -> str:
-    """Pixels as a data URL: a PNG file, or a JPEG of this quality for a large `photo`, which is much smaller."""
+    """Return pixels as a data URL of a PNG file, or of a JPEG file for a `photo` of more than 64 x 64 pixels."""
     file = io.BytesIO()
-    one = pixels_HWC[..., 0] if pixels_HWC.shape[2] == 1 else pixels_HWC[..., :3]
-    is_jpeg = photo and one.shape[0] * one.shape[1] > 64 * 64
+    image = Image.fromarray(pixels_HWC[..., 0] if pixels_HWC.shape[2] == 1 else pixels_HWC[..., :3])
+    is_jpeg = photo and image.width * image.height > 64 * 64
     if is_jpeg:
-        Image.fromarray(one).save(file, "JPEG", quality=quality, subsampling=0 if quality > 90 else 2)
+        image.save(file, "JPEG", quality=quality, subsampling=0 if quality > 90 else 2)
     else:
-        Image.fromarray(one).save(file, "PNG", optimize=True)
+        image.save(file, "PNG", optimize=True)
     return f"data:image/{'jpeg' if is_jpeg else 'png'};base64,{base64.b64encode(file.getvalue()).decode()}"
