@@ -376,22 +376,26 @@ def test_a_signal_after_the_last_step_ends_the_run(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("ignored", "code", "steps"), [(False, 129, 2), (True, 0, 4)])
-def test_a_closed_terminal_ends_a_run_with_a_checkpoint_unless_nohup_ignores_it(
-    call, tmp_path, monkeypatch, ignored, code, steps
-):
-    def update(trainer, *arguments):
-        if trainer.step == 1:
-            os.kill(os.getpid(), signal.SIGHUP)
-        return taken(trainer, *arguments)
+TERMINAL_CLOSED = """
+import os, signal, sys
+from vitrail.cli import main
+from vitrail.training.loop import Trainer
 
-    taken = Trainer.update
-    monkeypatch.setattr(Trainer, "update", update)
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else lambda *_: None)
-    try:
-        done = call("train", "digits", "--model", "ViT-Pico/2", "--steps", "4", "--output", tmp_path / "run")
-    finally:
-        signal.signal(signal.SIGHUP, before)
+def update(trainer, *arguments):
+    if trainer.step == 1:
+        os.kill(os.getpid(), signal.SIGHUP)
+    return original_update(trainer, *arguments)
+
+original_update, Trainer.update = Trainer.update, update
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize(("start", "code", "steps"), [("terminal", 129, 2), ("nohup", 0, 4)])
+def test_closed_terminal_ends_a_run_with_a_checkpoint_unless_nohup_ignores_it(tmp_path, start, code, steps):
+    command = ["train", "digits", "--model", "ViT-Pico/2", "--steps", "4", "--output", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-c", TERMINAL_CLOSED, start, *command], capture_output=True, check=False)
     assert done.returncode == code, done.stderr
     assert list_steps(tmp_path / "run" / "checkpoints")[-1] == steps
 
