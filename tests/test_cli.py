@@ -21,7 +21,7 @@ from vitrail.api.commands import COMMANDS, Group
 from vitrail.cli import _arguments, _busy_share, _flags
 from vitrail.core.errors import MissingError
 from vitrail.core.other_tools import _GROUPS, OTHER_COMMANDS
-from vitrail.core.terminal import json_text, printable
+from vitrail.core.terminal import escape_unprintable, json_text
 from vitrail.models.config import INFO_KEYS
 from vitrail.models.zoo import MODELS
 from vitrail.training.checkpoint import load_newest
@@ -483,17 +483,17 @@ HOSTILE = "a\x9b31m\u202e\u2066b\u200b\u2028\u2029\udc80\x1b[2J\r\n\u3164é새"
 
 def test_text_from_outside_is_printable_and_short():
     shown = "a\\x9b31m\\u202e\\u2066b\\u200b\\u2028\\u2029\\udc80\\x1b[2J\\r\\n\\u3164é새"
-    assert printable(HOSTILE) == shown
-    assert printable("e\u0301 is fine") == "e\u0301 is fine"
-    flood = printable("e" + "\u0301" * 10_000)
+    assert escape_unprintable(HOSTILE) == shown
+    assert escape_unprintable("e\u0301 is fine") == "e\u0301 is fine"
+    flood = escape_unprintable("e" + "\u0301" * 10_000)
     assert flood.startswith("e\u0301\u0301\u0301\u0301\\u0301\\u0301")
     assert len(flood) <= 1000
-    long = printable("begins " + "x" * 1_000_000 + " ends")
+    long = escape_unprintable("begins " + "x" * 1_000_000 + " ends")
     assert len(long) <= 1000
     assert long.startswith("begins xxx")
     assert long.endswith("xxx ends")
     assert " ... (1,000,012 characters) ... " in long
-    assert printable("y" * 1000) == "y" * 1000
+    assert escape_unprintable("y" * 1000) == "y" * 1000
 
 
 def test_json_escapes_what_a_terminal_should_not_get_and_changes_nothing():

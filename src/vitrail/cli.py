@@ -29,7 +29,7 @@ from vitrail.api.flags import Parameter
 from vitrail.api.output import Given
 from vitrail.core.errors import VitrailError, did_you_mean, first_line, library_memory_error
 from vitrail.core.flags import REQUIRED, UNSET
-from vitrail.core.memory import describe_failure, is_allocation_failure
+from vitrail.core.memory import describe_allocation_failure, is_allocation_failure
 from vitrail.core.other_tools import OTHER_COMMANDS, our_words
 from vitrail.core.terminal import say
 
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if is_allocation_failure(error):
             place = " ".join(words[:2]) if words[0] == "faces" else words[0]
             advice = _LESS_MEMORY.get(place, "Use a smaller model or a lower resolution, or close other programs.")
-            _leave(f"Memory must be enough for `vitrail {place}`: {describe_failure(error)}. {advice}", 1)
+            _leave(f"Memory must be enough for `vitrail {place}`: {describe_allocation_failure(error)}. {advice}", 1)
         # Last resort: any exception that reaches this line is a bug.
         _leave(f"internal error ({type(error).__name__}): {first_line(error)} (--debug shows where)", 1)
 

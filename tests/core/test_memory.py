@@ -57,7 +57,7 @@ def test_available_memory_keeps_to_limits_of_process_and_control_groups(tmp_path
     script = (
         "import resource; from vitrail.core import memory\n"
         "limit = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + 2**28\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); print(memory.available())"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); print(memory.available_memory())"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert 2**27 < int(done.stdout) <= 2**28
@@ -113,7 +113,7 @@ def test_a_failed_allocation_is_one_line(name, library, monkeypatch, capsys):
 def test_failures_of_devices_and_libraries_are_known(text):
     assert memory.is_allocation_failure(RuntimeError(text))
     assert not memory.is_allocation_failure(RuntimeError("shapes cannot be multiplied"))
-    assert "could not be allocated" in memory.describe_failure(RuntimeError(text))
+    assert "could not be allocated" in memory.describe_allocation_failure(RuntimeError(text))
 
 
 def test_a_failed_allocation_in_training_says_what_to_change():
@@ -122,7 +122,7 @@ def test_a_failed_allocation_in_training_says_what_to_change():
 
 
 def test_a_run_without_steps_needs_no_memory_for_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_estimate, "available", lambda: 3_000_000)
+    monkeypatch.setattr(memory_estimate, "available_memory", lambda: 3_000_000)
     with pytest.raises(OutOfMemoryError, match="Batch must fit into memory"):
         vitrail.finetune("fashion", "digits", steps=1, output=tmp_path / "run")
     assert vitrail.finetune("fashion", "digits", recipe="frozen", output=tmp_path / "head").steps == 0

@@ -156,7 +156,7 @@ def test_weights_in_npz_are_unpacked_once_and_only_if_they_fit(tmp_path, monkeyp
     assert (list(found), len(notes)) == (["kernel"], 1)
     assert peak < 1.1 * 2**25  # what is no weight is not unpacked
     del found
-    monkeypatch.setattr("vitrail.core.memory.available", lambda: 2**26)
+    monkeypatch.setattr("vitrail.core.memory.available_memory", lambda: 2**26)
     tracemalloc.reset_peak()
     with pytest.raises(CorruptFileError, match="would fill 100,663,296 bytes"):
         _read(tmp_path / "x.npz", notes)

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.bundles.pretrained import create
 from vitrail.core.errors import UsageError
-from vitrail.core.settings import counted
+from vitrail.core.settings import pluralise
 from vitrail.models.create import build
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.positions.learned_2d import Learned2D
@@ -329,7 +329,7 @@ def test_json_round_trip_and_refusals():
 
 
 def test_numbers_agree_with_their_nouns():
-    assert [counted(count, "step") for count in (0, 1, 1.0, 0.182, 1200)] == [
+    assert [pluralise(count, "step") for count in (0, 1, 1.0, 0.182, 1200)] == [
         "0 steps",
         "1 step",
         "1 step",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, 
 from vitrail.core.errors import UsageError, did_you_mean
 from vitrail.core.flags import REQUIRED, Flag, argument, flag, flag_of, python_only
 from vitrail.core.other_tools import same_word
-from vitrail.core.settings import as_integer, spoken
+from vitrail.core.settings import as_integer, sentence_case
 from vitrail.data.sources.registry import describe_sources
 from vitrail.inference.registry import ENGINES, PRECISIONS
 from vitrail.training.options import RunOptions
@@ -238,7 +238,7 @@ def _check_type(parameter: Parameter, value: object) -> None:
     else:
         return
     if not is_right:
-        raise UsageError(f"{spoken(parameter.name)} must be {rule}, got {value!r}.")
+        raise UsageError(f"{sentence_case(parameter.name)} must be {rule}, got {value!r}.")
 
 
 def _parameters_of(function: Callable[..., Any]) -> Iterator[Parameter]:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vitrail.api.results import Report, Rows
 from vitrail.core.errors import CorruptFileError
 from vitrail.core.terminal import (
-    cell,
-    clock,
+    display_width,
+    escape_unprintable,
+    format_cell,
+    format_duration,
+    format_setting,
     print_json,
     print_table,
-    printable,
     say,
-    setting_cell,
-    text_columns,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _print_page(folder: Path | str) -> None:
 
 
 def _print_report(folder: Path | str) -> None:
-    sys.stdout.write(f"report  {printable(str(Path(folder) / 'index.html'))}\n")
+    sys.stdout.write(f"report  {escape_unprintable(str(Path(folder) / 'index.html'))}\n")
 
 
 def _open_in_browser(page: Path) -> None:
@@ -64,7 +64,7 @@ def show_models(rows: Rows, given: Given) -> None:
     headers = ("name", "family", "parameters", "MACs", "tokens", "resolution", "patch", "width", "depth", "heads")
     keys = [header.lower() for header in headers]
     shape = ("heads", "patch", "width", "depth", "resolution", "tokens", "MACs", "family")
-    return print_table(headers, [[cell(row[key]) for key in keys] for row in rows], droppable=shape)
+    return print_table(headers, [[format_cell(row[key]) for key in keys] for row in rows], droppable=shape)
 
 
 def show_info(row: Report, given: Given) -> None:
@@ -74,7 +74,7 @@ def show_info(row: Report, given: Given) -> None:
     say_notes(alias_notes(given.values["model"]))
     if given.json:
         return print_json(row.to_json())
-    return print_table(None, [[key, cell(value)] for key, value in row.items()])
+    return print_table(None, [[key, format_cell(value)] for key, value in row.items()])
 
 
 def show_recipes(found: Report | Rows, given: Given) -> None:
@@ -83,9 +83,9 @@ def show_recipes(found: Report | Rows, given: Given) -> None:
         return print_json(found.to_json())
     if isinstance(found, Rows):
         return print_table(None, [[row["name"], row["purpose"]] for row in found])
-    sys.stdout.write(f"{printable(found['purpose'])}\n\n")
+    sys.stdout.write(f"{escape_unprintable(found['purpose'])}\n\n")
     cells = [
-        [row["setting"], *map(setting_cell, (row["value"], row["default"])), row["meaning"]]
+        [row["setting"], *map(format_setting, (row["value"], row["default"])), row["meaning"]]
         for row in found["settings"]
     ]
     return print_table(("setting", "value", "default", "meaning"), cells)
@@ -118,7 +118,7 @@ def show_doctor(found: "Diagnosis", given: Given) -> None:
         rows = [["data", given.values["data"]], ["images", counts], ["classes", f"{len(dataset.labels):,}"]]
         print_table(None, rows)
         for lines in format_findings(found.findings, dataset.root):
-            sys.stdout.write("\n" + "\n    ".join(printable(line) for line in lines) + "\n")
+            sys.stdout.write("\n" + "\n    ".join(escape_unprintable(line) for line in lines) + "\n")
         if not found.findings:
             sys.stdout.write("\nno problems found\n")
     if found.errors:
@@ -281,8 +281,8 @@ def show_predictions(failed: "Predictions", given: Given) -> None:
 def prediction_table(paths: Sequence[str], labels: Sequence[str], *, blank: str = "") -> "Callable[[Prediction], None]":
     """Return a function that prints a row; `blank` stands for no prediction, otherwise there is no row. Column
     widths follow from the names, so rows can be printed one by one."""
-    first = max(text_columns(printable(path)) for path in paths)
-    second = min(max(text_columns(printable(label)) for label in labels or "-"), 40) + len(" 0.123")
+    first = max(display_width(escape_unprintable(path)) for path in paths)
+    second = min(max(display_width(escape_unprintable(label)) for label in labels or "-"), 40) + len(" 0.123")
 
     def show(prediction: "Prediction") -> None:
         if prediction.error is None and not prediction.classes and not blank:  # features alone
@@ -290,8 +290,8 @@ def prediction_table(paths: Sequence[str], labels: Sequence[str], *, blank: str 
         best, *rest = [f"{label} {score:.3f}" for label, score in prediction.classes] or [blank]
         if prediction.error is not None:
             best, rest = f"error: {prediction.error}", []
-        cells = list(map(printable, (prediction.file, best, ", ".join(rest))))
-        gaps = [" " * max(wide - text_columns(text), 0) for wide, text in zip((first, second), cells, strict=False)]
+        cells = list(map(escape_unprintable, (prediction.file, best, ", ".join(rest))))
+        gaps = [" " * max(wide - display_width(text), 0) for wide, text in zip((first, second), cells, strict=False)]
         sys.stdout.write(f"{cells[0]}{gaps[0]}  {cells[1]}{gaps[1]}  {cells[2]}".rstrip() + "\n")
         sys.stdout.flush()
 
@@ -301,7 +301,7 @@ def prediction_table(paths: Sequence[str], labels: Sequence[str], *, blank: str 
 def print_run(sentence: str | None, folder: Path) -> None:
     """Print the scores of a finished run and its folder."""
     lines = [f"model   {folder / 'bundle'}", f"report  {folder / 'report.html'}"]
-    sys.stdout.write("".join(f"{printable(line)}\n" for line in ([sentence] if sentence else []) + lines))
+    sys.stdout.write("".join(f"{escape_unprintable(line)}\n" for line in ([sentence] if sentence else []) + lines))
 
 
 def print_bench(found: dict[str, Any]) -> None:
@@ -326,7 +326,7 @@ def print_bench(found: dict[str, Any]) -> None:
         sys.stdout.write(f"\n{', '.join(shared)}: a prediction may depend on the other images of its batch\n")
     load = found["load"]
     about = f"batches of {load['batch']}, {load['callers']} threads, answers to {found['data']}"
-    sys.stdout.write(f"\n{printable(about)}\n{printable(found['machine'])}\n")
+    sys.stdout.write(f"\n{escape_unprintable(about)}\n{escape_unprintable(found['machine'])}\n")
 
 
 def print_scores(scores: dict[str, Any]) -> None:
@@ -406,18 +406,18 @@ def print_runs(found: dict[str, Any]) -> None:
             accuracy, interval = f"{run['accuracy']:.1%}", f"{low:.1%} to {high:.1%}"
             images = f"{run['count']:,} {run['split']}"
         steps = f"{run['steps']:,}{'' if run['finished'] else ' (unfinished)'}"
-        time = "-" if run["seconds"] is None else clock(run["seconds"])
+        time = "-" if run["seconds"] is None else format_duration(run["seconds"])
         rows.append([run["folder"], run["result"], accuracy, interval, images, steps, time])
     names = ("run", "model", "accuracy", "95 % interval", "images", "steps", "time")
     print_table(names, rows, droppable=("time", "steps", "images"))
     if found["differences"]:
         sys.stdout.write("\n")
-        rows = [[key, *map(setting_cell, values)] for key, values in found["differences"].items()]
+        rows = [[key, *map(format_setting, values)] for key, values in found["differences"].items()]
         print_table(("setting that differs", *(run["name"] for run in found["runs"])), rows)
     if pairs := found["pairs"]:
         best = found["runs"][0]["name"]
         shown = pairs if len(pairs) <= _MOST_PAIRS else [pair for pair in pairs if best in (pair["one"], pair["other"])]
-        sys.stdout.write("\n" + "".join(f"{printable(pair['sentence'])}\n" for pair in shown))
+        sys.stdout.write("\n" + "".join(f"{escape_unprintable(pair['sentence'])}\n" for pair in shown))
         if len(shown) < len(pairs):
             sys.stdout.write(f"({len(pairs):,} pairs in all: --json or --page)\n")
     sys.stdout.write("\n")

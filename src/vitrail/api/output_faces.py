@@ -7,7 +7,7 @@ from typing import Any
 from vitrail.api.output import Given, say_notes
 from vitrail.api.results import Report, Rows
 from vitrail.core.errors import CorruptFileError
-from vitrail.core.terminal import print_json, print_table, printable, say
+from vitrail.core.terminal import escape_unprintable, print_json, print_table, say
 
 
 def show_evaluation(report: Report, given: Given) -> None:
@@ -55,7 +55,7 @@ def receive_identified(given: Given) -> Callable[[list[str]], Callable[[dict[str
     """Print each result of identify as soon as it is known."""
 
     def begin(files: list[str]) -> Callable[[dict[str, Any]], None]:
-        width, notes = max(len(printable(file)) for file in files), []
+        width, notes = max(len(escape_unprintable(file)) for file in files), []
 
         def receive(row: dict[str, Any]) -> None:
             if "error" not in row and row["threshold"] is None and not notes:
@@ -64,7 +64,7 @@ def receive_identified(given: Given) -> Callable[[list[str]], Callable[[dict[str
             if given.json:
                 print_json(row)
             else:
-                sys.stdout.write(f"{printable(row['file']):<{width}}  {_answer(row)}\n")
+                sys.stdout.write(f"{escape_unprintable(row['file']):<{width}}  {_answer(row)}\n")
             sys.stdout.flush()
 
         return receive
@@ -124,9 +124,9 @@ def _threshold_rows(found: dict[str, Any]) -> list[list[str]]:
 
 def _answer(row: dict[str, Any]) -> str:
     if "error" in row:
-        return f"error: {printable(row['error'])}"
-    shown = ", ".join(f"{printable(one['name'])} {one['score']:.4f}" for one in row["candidates"])
-    answer = {True: printable(row["name"] or ""), False: "unknown", None: "-"}[row["accepted"]]
+        return f"error: {escape_unprintable(row['error'])}"
+    shown = ", ".join(f"{escape_unprintable(one['name'])} {one['score']:.4f}" for one in row["candidates"])
+    answer = {True: escape_unprintable(row["name"] or ""), False: "unknown", None: "-"}[row["accepted"]]
     return f"{answer} ({shown})"
 
 

@@ -25,7 +25,7 @@ from vitrail.bundles.folder import check_folder
 from vitrail.core.errors import CorruptImageError, UsageError
 from vitrail.core.files import check_output
 from vitrail.core.flags import argument, flag
-from vitrail.core.settings import spoken
+from vitrail.core.settings import sentence_case
 from vitrail.core.terminal import in_notebook
 from vitrail.data.sources.registry import open_data
 from vitrail.models import zoo
@@ -159,7 +159,7 @@ class Start(NamedTuple):
             return
         for name, is_given in (("resume", self.keywords["resumes"]), ("snapshots", self.options.snapshots)):
             if is_given:
-                raise UsageError(f"{spoken(name)} must come with an output, the folder of the run, got none.")
+                raise UsageError(f"{sentence_case(name)} must come with an output, the folder of the run, got none.")
         with tempfile.TemporaryDirectory(prefix="vitrail-") as folder, _advice_on_images():
             yield Path(folder) / "run"
 

@@ -29,10 +29,10 @@ from vitrail.bundles.folder import ANSWER_FILE, FORMAT, check_folder
 from vitrail.bundles.metadata import Parts, read_parts
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import MANIFEST, atomic_folder, checksum, named_in_utf8, read_json, write_json
-from vitrail.core.memory import check_room
+from vitrail.core.memory import check_allocation
 from vitrail.core.notebook import card
 from vitrail.core.registry import load_object
-from vitrail.core.settings import counted
+from vitrail.core.settings import pluralise
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.base import AnyModel, Model
 from vitrail.models.config import ModelConfig
@@ -133,7 +133,7 @@ class Bundle:
         labels = self.labels or ()
         shown = ", ".join(labels[:5]) + (f", and {len(labels) - 5:,} more" if len(labels) > 5 else "")
         rows = [
-            ("input", f"{' x '.join(map(str, config.resolution))} px, {counted(config.channels, 'channel')}"),
+            ("input", f"{' x '.join(map(str, config.resolution))} px, {pluralise(config.channels, 'channel')}"),
             ("classes", f"{config.classes:,}" + (f": {shown}" if shown else "")),
             ("parameters", f"{config.parameters:,}"),
             (
@@ -237,7 +237,7 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
     """
     place = find_device(device)
     parts, folder = read_parts(path), check_folder(path)
-    check_room((folder / "model.safetensors").stat().st_size, f"Bundle {str(path)!r}")
+    check_allocation((folder / "model.safetensors").stat().st_size, f"Bundle {str(path)!r}")
     with torch.device("meta"):
         model = load_object(parts.config.model)(parts.config)
     weights = folder / "model.safetensors"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from vitrail.core.settings import counted
+from vitrail.core.settings import pluralise
 from vitrail.models.config import ModelConfig
 
 _LISTED = 20  # entries of a long list or table that a card shows
@@ -46,7 +46,7 @@ def model_card(
         f"# {info['name'] or info['family']}",
         "",
         f"{info['parameters']:,} parameters, {info['macs']:,} multiply-accumulates for one image of"
-        f" {height} x {width} pixels with {counted(info['channels'], 'channel')}, {info['classes']:,} classes.",
+        f" {height} x {width} pixels with {pluralise(info['channels'], 'channel')}, {info['classes']:,} classes.",
         "",
         "```python",
         *use,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from vitrail.core.errors import CorruptFileError, first_line
-from vitrail.core.memory import refuse_more
+from vitrail.core.memory import check_unpacked_size
 from vitrail.core.zip_files import open_zip
 
 _CHUNK = 2**18
@@ -46,7 +46,8 @@ def read_npz(
         with open_zip(path) as archive:
             headers = {member.filename: _read_header(archive, member) for member in archive.infolist()}
             wanted = {name: header for name, header in headers.items() if takes(header.dtype)}
-            refuse_more(sum(header.numbers * (header.dtype.itemsize + beside) for header in wanted.values()), path)
+            size = sum(header.numbers * (header.dtype.itemsize + beside) for header in wanted.values())
+            check_unpacked_size(size, path)
             return {
                 name.removesuffix(".npy"): _read_array(archive, name, header) if name in wanted else None
                 for name, header in headers.items()
@@ -72,7 +73,7 @@ def read_idx(path: Path) -> np.ndarray:
             if zeros or kind != 8 or not 1 <= dimensions <= 4:
                 raise ValueError("it does not begin as an idx file of bytes")
             shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
-            refuse_more(math.prod(shape), path)
+            check_unpacked_size(math.prod(shape), path)
             levels = np.empty(shape, np.uint8)
             fill(levels, file)
             if file.read(1):

@@ -19,26 +19,26 @@ _FAILURES = re.compile(
 _AMOUNT = re.compile(r"(?:to|unable to|failed to) allocate ([\d.,]+ ?(?:[KMGT]i?B|bytes))", re.IGNORECASE)
 
 
-def available() -> int:
+def available_memory() -> int:
     """Bytes that this process can still use: the machine's memory without swapping, within the limits of its control
     groups and of its address space (`ulimit -v`)."""
     return max(min(_free_of_machine(), *_free_of_cgroups(), *_free_of_process()), 0)
 
 
-def refuse_more(size: int, path: Path) -> None:
+def check_unpacked_size(size: int, path: Path) -> None:
     """Refuse a file whose content would take more than the available memory: a small compressed file may state any
     size."""
-    free = available()
+    free = available_memory()
     if size > free:
         raise CorruptFileError(path=path, cause=f"would fill {size:,} bytes of memory; {free:,} are available")
 
 
-def check_room(size: int, subject: str) -> None:
+def check_allocation(size: int, subject: str) -> None:
     """Refuse to allocate more than the available memory, before the kernel ends the process for it."""
-    if size > _NOT_CHECKED and size > (free := available()):
+    if size > _NOT_CHECKED and size > (free := available_memory()):
         raise OutOfMemoryError(
-            f"{subject} must fit into memory: it needs {in_words(size)}, got {in_words(free)} available. Use a smaller"
-            " model, or close other programs."
+            f"{subject} must fit into memory: it needs {format_bytes(size)}, got {format_bytes(free)} available. Use a"
+            " smaller model, or close other programs."
         )
 
 
@@ -47,16 +47,16 @@ def is_allocation_failure(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or bool(_FAILURES.search(str(error)))
 
 
-def describe_failure(error: BaseException) -> str:
+def describe_allocation_failure(error: BaseException) -> str:
     """The amount that could not be allocated, if the error states it, and what is available."""
     amount = _AMOUNT.search(str(error))
     size = "more memory" if amount is None else amount[1]
     if plain := re.fullmatch(r"(\d+) bytes", size):
-        size = in_words(int(plain[1]))
-    return f"{size} could not be allocated; {in_words(available())} are available on the CPU"
+        size = format_bytes(int(plain[1]))
+    return f"{size} could not be allocated; {format_bytes(available_memory())} are available on the CPU"
 
 
-def in_words(size: float) -> str:
+def format_bytes(size: float) -> str:
     """A number of bytes, as in "6.1 GB"."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 

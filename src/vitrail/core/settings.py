@@ -40,7 +40,7 @@ class Bounds(NamedTuple):
             rule = f"a number of at least {self.low:g} and below {self.below:g}"
         else:
             rule = f"{'0 or ' if self.or_zero else ''}a number from {self.low:g} to {self.high:g}"
-        raise UsageError(f"{spoken(name)} must be {rule}, got {value!r}.")
+        raise UsageError(f"{sentence_case(name)} must be {rule}, got {value!r}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,9 +140,10 @@ def _check(name: str, value: Any, hint: Any, bounds: Bounds | None = None) -> An
         origin, parts = Literal, (*typing.get_args(inner[0]), None)
     if origin is Literal and value not in parts:
         suggestion = did_you_mean(value, filter(None, parts)) if isinstance(value, str) else ""
-        raise UsageError(f"{spoken(name)} must be one of {', '.join(map(str, parts))}, got {value!r}.{suggestion}")
+        choices = ", ".join(map(str, parts))
+        raise UsageError(f"{sentence_case(name)} must be one of {choices}, got {value!r}.{suggestion}")
     if hint is bool and not isinstance(value, bool):
-        raise UsageError(f"{spoken(name)} must be true or false, got {value!r}.")
+        raise UsageError(f"{sentence_case(name)} must be true or false, got {value!r}.")
     if hint is int and bounds is not None:
         return check_integer(name, value, low=int(bounds.low), high=int(bounds.high))
     if hint is float and bounds is not None:
@@ -153,7 +154,7 @@ def _check(name: str, value: Any, hint: Any, bounds: Bounds | None = None) -> An
         hints = [parts[0]] * len(value) if parts[1:] == (...,) and isinstance(value, list | tuple) else parts
         if not isinstance(value, list | tuple) or len(value) != len(hints) or not value:
             count = "a list of" if parts[1:] == (...,) else f"{len(parts)}"
-            raise UsageError(f"{spoken(name)} must be {count} numbers, got {value!r}.")
+            raise UsageError(f"{sentence_case(name)} must be {count} numbers, got {value!r}.")
         return tuple(_check(name, number, part, bounds) for number, part in zip(value, hints, strict=True))
     return value
 
@@ -162,7 +163,7 @@ def check_pair(name: str, value: Any, *, low: int, high: int) -> Pair:
     """Check that `value` is a pair of integers between `low` and `high`; a single integer stands for both."""
     sides = value if as_integer(value) is None else (value, value)
     if not isinstance(sides, list | tuple) or len(sides) != 2:
-        raise UsageError(f"{spoken(name)} must be an integer or a pair [height, width], got {value!r}.")
+        raise UsageError(f"{sentence_case(name)} must be an integer or a pair [height, width], got {value!r}.")
     first, second = (check_integer(name, side, low=low, high=high) for side in sides)
     return first, second
 
@@ -172,7 +173,7 @@ def check_integer(name: str, value: Any, *, low: int, high: int) -> int:
     cannot be written as JSON."""
     number = as_integer(value)
     if number is None or not low <= number <= high:
-        raise UsageError(f"{spoken(name)} must be an integer from {low:,} to {high:,}, got {value!r}.")
+        raise UsageError(f"{sentence_case(name)} must be an integer from {low:,} to {high:,}, got {value!r}.")
     return number
 
 
@@ -189,12 +190,12 @@ def jsonable(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
 
 
-def spoken(name: str) -> str:
+def sentence_case(name: str) -> str:
     """A field's name as the first word of a sentence: `crop_fraction` becomes "Crop fraction"."""
     return name.replace("_", " ").capitalize()
 
 
-def counted(count: float, noun: str) -> str:
+def pluralise(count: float, noun: str) -> str:
     """A number with its noun: "1 step", "1,200 steps", "0.5 epochs"."""
     shown = f"{count:,}" if isinstance(count, int) else f"{count:.3g}"
     return f"{shown} {noun}" if shown == "1" else f"{shown} {noun}s"

@@ -1,7 +1,7 @@
-"""What reaches a terminal: JSON, tables, progress. Results go to stdout, messages to stderr.
+"""Terminal output: JSON, tables and progress. Results go to stdout, messages to stderr.
 
-Text from outside (names of files and classes, other libraries' messages) reaches a terminal through `printable`, and
-JSON through `json_text`, which escapes it but changes nothing.
+Untrusted text (names of files and classes, messages of other libraries) is printed through `escape_unprintable`. JSON
+is printed through `json_text`, whose escapes keep the content unchanged.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def finite(document: Any) -> Any:
 Say = Callable[[str], None]
 
 
-class Messages:
+class MessageStream:
     """A stream for messages: text that cannot be written (full disk, reader that has left, closed terminal) is lost,
     because no message is worth ending a run."""
 
@@ -130,7 +130,7 @@ class Meter:
         parts = [f"{done:,} of {self._total:,} {self._noun}"]
         if done and now > self._began:
             rate = done / (now - self._began)
-            parts.append(f"{clock((self._total - done) / rate)} left")
+            parts.append(f"{format_duration((self._total - done) / rate)} left")
             parts.append(f"{rate:,.{0 if rate >= 10 else 1}f} {self._noun}/s")
         if self._notebook is not None:
             text = ", ".join(parts)
@@ -157,7 +157,7 @@ class Meter:
         self._width = len(text)
 
     def _write(self, text: str) -> None:
-        messages = Messages(sys.stderr)
+        messages = MessageStream(sys.stderr)
         messages.write(text)
         messages.flush()
 
@@ -172,8 +172,8 @@ def _columns_of(terminal: TextIO) -> int:
 
 def say(line: str) -> None:
     """Print a line to stderr; in a notebook to stdout, because notebooks show stderr as if it were an error."""
-    messages = Messages(sys.stdout if in_notebook() else sys.stderr)
-    messages.write(printable(line) + "\n")
+    messages = MessageStream(sys.stdout if in_notebook() else sys.stderr)
+    messages.write(escape_unprintable(line) + "\n")
     messages.flush()
 
 
@@ -181,7 +181,7 @@ def say_nothing(_line: str) -> None:
     """Replaces `say` where nothing should be printed."""
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration as minutes:seconds, or hours:minutes:seconds."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -203,7 +203,7 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppab
         columns = [Column(names[index], overflow="fold") for index in kept]
         table = Table(*columns, box=None, pad_edge=False, show_header=headers is not None)
         for row in rows:
-            table.add_row(*(Text(printable(row[index])) for index in kept))  # names are text, not markup
+            table.add_row(*(Text(escape_unprintable(row[index])) for index in kept))  # names are text, not markup
         if console.measure(table, options=console.options.update(max_width=100_000)).maximum <= console.width:
             break
     with console.capture() as captured:
@@ -211,12 +211,12 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppab
     sys.stdout.write(captured.get())
 
 
-def text_columns(text: str) -> int:
+def display_width(text: str) -> int:
     """Width of a text on a terminal, in columns."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Untrusted text as one short line. Control, direction and invisible characters and long runs of combining marks
     are escaped; a line that is too long is shortened in the middle."""
     if not text.isascii() or not text.isprintable():
@@ -236,7 +236,7 @@ def _escaped(text: str) -> Iterator[str]:
         yield character if is_shown else character.encode("unicode_escape").decode()
 
 
-def setting_cell(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """A setting in the notation of recipes and `--set`."""
     match value:
         case None:
@@ -246,11 +246,11 @@ def setting_cell(value: Any) -> str:
         case float():
             return f"{value:g}"
         case list():
-            return f"[{', '.join(map(setting_cell, value))}]"
+            return f"[{', '.join(map(format_setting, value))}]"
     return str(value)
 
 
-def cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """A setting as a table shows it."""
     match value:
         case None:

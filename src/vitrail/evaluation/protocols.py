@@ -15,7 +15,7 @@ from vitrail.bundles.bundle import Bundle, open_to_compute
 from vitrail.bundles.decision import MultiLabel
 from vitrail.bundles.metadata import OVERFLOWS, Parts
 from vitrail.core.errors import CorruptFileError, UsageError, did_you_mean
-from vitrail.core.settings import check_integer, spoken
+from vitrail.core.settings import check_integer, sentence_case
 from vitrail.core.terminal import Meter
 from vitrail.core.watchdog import step
 from vitrail.data.dataset import Dataset, Split
@@ -104,7 +104,7 @@ def check_settings(protocol: Protocol, settings: Mapping[str, Any]) -> dict[str,
     for name in given:
         if name not in _SETTINGS[protocol] and (protocol == "classify" or name not in _READING):
             fitting = [word for word, names in _SETTINGS.items() if name in names] or [*_SETTINGS][1:]
-            raise UsageError(f"{spoken(name)} must come with protocol {' or '.join(fitting)}, got {protocol}.")
+            raise UsageError(f"{sentence_case(name)} must come with protocol {' or '.join(fitting)}, got {protocol}.")
     return given
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from vitrail.core.errors import CorruptFileError, UsageError, did_you_mean
 from vitrail.core.files import read_text
-from vitrail.core.settings import counted
+from vitrail.core.settings import pluralise
 from vitrail.faces.gallery import composed
 
 
@@ -98,7 +98,7 @@ def _file(path: Path, number: int, person: str, index: int, images: Mapping[str,
     else:
         found = files[index - 1 : index]
     if not found:
-        has = counted(len(files), "file")
+        has = pluralise(len(files), "file")
         raise UsageError(f"{where} must name an image that {person!r} has ({has}), got {index}.")
     if len(found) > 1:
         raise UsageError(f"{where} must name one image, got {index} of {person!r}: {found[0]!r} or {found[1]!r}?")

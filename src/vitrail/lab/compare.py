@@ -18,7 +18,7 @@ from typing import Any
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import check_writable, locked, read_json, write_json
 from vitrail.core.settings import check_integer
-from vitrail.core.terminal import Say, clock
+from vitrail.core.terminal import Say, format_duration
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources.registry import open_data
 from vitrail.lab import plan as planning
@@ -237,12 +237,12 @@ def _run_stage(
     workers = 1 if stage == "timing" else jobs
     work = {key: planning.estimate(trial, speeds) for key, trial in remaining.items()}
     total, done, started = sum(work.values()), 0.0, time.monotonic()
-    tell(f"{stage}: {len(remaining)} trials, about {clock(total / workers)}")
+    tell(f"{stage}: {len(remaining)} trials, about {format_duration(total / workers)}")
     for number, record in enumerate(run_trials(output, list(remaining.values()), jobs=workers, backend=backend), 1):
         results.add(record)
         done += work[Trial.from_json(record["cell"]).trial_id("")]
         spent = time.monotonic() - started
-        tell(f"  {number}/{len(remaining)}  {_describe(record)}  {clock(spent / done * (total - done))} left")
+        tell(f"  {number}/{len(remaining)}  {_describe(record)}  {format_duration(spent / done * (total - done))} left")
 
 
 def _training_trials(trials: Iterable[Trial]) -> list[Trial]:

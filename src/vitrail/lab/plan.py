@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vitrail.core.errors import UsageError
-from vitrail.core.terminal import clock
+from vitrail.core.terminal import format_duration
 from vitrail.lab.hardware import describe_machine
 from vitrail.lab.images import Images
 from vitrail.lab.question import Lab, Question
@@ -104,7 +104,8 @@ def make_plan(
                         cost += estimate(step, speeds) / (1 if step.alone else jobs)
                     keys.add(key)
             if budget is not None and spent + cost > budget:
-                dropped.append(f"{name}: round {turn + 1} of {len(question_rounds)} and later ({clock(cost)})")
+                duration = format_duration(cost)
+                dropped.append(f"{name}: round {turn + 1} of {len(question_rounds)} and later ({duration})")
                 smallest_cost = smallest_cost if runs_something() else min(smallest_cost or cost, cost)
                 continue
             taken[name], spent = turn + 1, spent + cost

@@ -2,7 +2,7 @@
 
 import torch
 
-from vitrail.core.memory import check_room
+from vitrail.core.memory import check_allocation
 from vitrail.core.registry import load_object
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig
@@ -11,5 +11,5 @@ from vitrail.models.config import ModelConfig
 def build(config: ModelConfig) -> AnyModel:
     """A newly initialised model of this configuration."""
     if torch.get_default_device().type != "meta":
-        check_room(4 * config.parameters, f"Model {config.name or config.family}")
+        check_allocation(4 * config.parameters, f"Model {config.name or config.family}")
     return load_object(config.model)(config)

@@ -21,8 +21,8 @@ from vitrail.core.errors import UsageError, VitrailError
 from vitrail.core.files import replace_text
 from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
-from vitrail.core.settings import counted
-from vitrail.core.terminal import clock, setting_cell
+from vitrail.core.settings import pluralise
+from vitrail.core.terminal import format_duration, format_setting
 from vitrail.data.dataset import Dataset, Split
 from vitrail.evaluation.history import Events, is_number, keeps_linear_head, of_kind, read_events
 from vitrail.reports.curves import axes, curve_of, draw_curves
@@ -139,7 +139,7 @@ def _left(events: Events, total: int) -> str:
     if len(timed) < 2 or timed[-1]["step"] == timed[0]["step"]:
         return "?"
     steps, seconds = (timed[-1][key] - timed[0][key] for key in ("step", "seconds"))
-    return clock(max(seconds / steps * (total - timed[-1]["step"]), 0))
+    return format_duration(max(seconds / steps * (total - timed[-1]["step"]), 0))
 
 
 def _course(events: Events, info: RunInfo, position: RunProgress) -> str:
@@ -154,7 +154,7 @@ def _course(events: Events, info: RunInfo, position: RunProgress) -> str:
     pairs += [
         (word("steps-of", total=position.total), f"{position.step:,}"),
         (word("epochs"), _epochs(position.step / info.steps_per_epoch)),
-        (word("time"), clock(position.seconds)),
+        (word("time"), format_duration(position.seconds)),
     ]
     return headline_numbers(pairs)
 
@@ -173,7 +173,7 @@ def _summary(provenance: dict[str, Any], judged: list[tuple[str, str]], events: 
     pairs += [
         (word("steps"), f"{provenance['steps']:,}"),
         (word("epochs"), _epochs(provenance["epochs"])),
-        (word("time"), clock(provenance["seconds"])),
+        (word("time"), format_duration(provenance["seconds"])),
     ]
     return headline_numbers(pairs)
 
@@ -190,7 +190,7 @@ def _notes(events: Events, provenance: dict[str, Any]) -> str:
     if resumed := of_kind(events, "resume"):
         is_exact = all(event.get("exact") for event in resumed)
         notes += word(
-            "resumed" if is_exact else "resumed-otherwise", "p", times=counted(len(resumed), "time"), n=len(resumed)
+            "resumed" if is_exact else "resumed-otherwise", "p", times=pluralise(len(resumed), "time"), n=len(resumed)
         )
     if "stopped" in provenance:
         notes += word("stopped", "p", how=provenance["stopped"], weights=provenance["weights"])
@@ -198,7 +198,7 @@ def _notes(events: Events, provenance: dict[str, Any]) -> str:
         files = provenance["damaged"]["files"]
         listed = "".join(f"<li>{escape(reason)}</li>" for reason in list(files.values())[:50])
         notes += word(
-            "damaged", "p", n=len(files), images=counted(len(files), "image"), policy=provenance["damaged"]["policy"]
+            "damaged", "p", n=len(files), images=pluralise(len(files), "image"), policy=provenance["damaged"]["policy"]
         )
         notes += f"<ul>{listed}</ul>"
     return notes
@@ -291,7 +291,7 @@ def _typed(words: Iterable[str]) -> str:
 
 def _origin(provenance: dict[str, Any]) -> str:
     plain = {key: value for key, value in provenance.items() if not isinstance(value, dict) and key != "command"}
-    rows = [[_name_of(key), setting_cell(value)] for key, value in plain.items()]
+    rows = [[_name_of(key), format_setting(value)] for key, value in plain.items()]
     if source := provenance.get("finetuned_from"):
         rows.append([word("finetuned-from"), "; ".join([source["bundle"], *source["changes"]])])
     rows.append([word("machine"), f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from vitrail.core.files import atomic_folder, write_json, write_text
 from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
-from vitrail.core.terminal import clock, setting_cell
+from vitrail.core.terminal import format_duration, format_setting
 from vitrail.evaluation.compare_runs import Pair, SideBySide
 from vitrail.reports.charts import Interval, interval_chart
 from vitrail.reports.curves import axes, curve_of, draw_curves
@@ -42,7 +42,7 @@ def _scores(found: SideBySide) -> str:
             low, high = run.final["accuracy_interval"]
             accuracy, interval = f"{run.final['accuracy']:.1%}", f"{low:.1%} … {high:.1%}"
             images = f"{run.final['count']:,} ({run.final.get('split', '?')})"
-        time = "-" if run.seconds is None else clock(run.seconds)
+        time = "-" if run.seconds is None else format_duration(run.seconds)
         state = "" if run.is_finished else word("unfinished")
         steps = Html(f"{run.step:,} {state}")
         about = " · ".join(text for text in (run.result, str(run.folder)) if text != name)
@@ -131,5 +131,5 @@ def _intervals(found: SideBySide, colours: Sequence[int]) -> Html:
 def _differences(found: SideBySide) -> str:
     if not found.differences:
         return ""
-    rows = [(key, *map(setting_cell, values)) for key, values in found.differences.items()]
+    rows = [(key, *map(format_setting, values)) for key, values in found.differences.items()]
     return f"<h2>{word('settings')}</h2>{table([word('setting'), *found.names], rows, stacks=True)}"

@@ -3,7 +3,7 @@
 import torch
 
 from vitrail.core.errors import UsageError
-from vitrail.core.settings import counted
+from vitrail.core.settings import pluralise
 from vitrail.models.base import AnyModel
 
 Levels = tuple[float, ...]
@@ -21,7 +21,7 @@ def adapt_channels(model: AnyModel, channels: int, mean: Levels, std: Levels) ->
         note = "the kernels of three colours were merged into one for grey images, with the same output"
         return _to_grey(model, mean, std), (0.5,), (0.5,), note
     if channels in (1, 3) and c.channels in (1, 3):
-        return model, mean, std, f"images with {counted(channels, 'channel')} are read with the model's {c.channels}"
+        return model, mean, std, f"images with {pluralise(channels, 'channel')} are read with the model's {c.channels}"
     if not model.projection:
         raise UsageError(f"Images of {channels} bands need a family with a patch embedding, got family {c.family}.")
     bands = [band % c.channels for band in range(channels)]

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, NamedTuple
 
-from vitrail.core.settings import counted
+from vitrail.core.settings import pluralise
 from vitrail.evaluation.history import LINEAR_HEAD
 from vitrail.training.loop import Trainer
 from vitrail.training.run_log import RunLog
@@ -48,7 +48,7 @@ def _compare(trainer: Trainer, initial_scores: dict[str, Any], tuned: dict[str, 
     tie = " (a tie)" if is_tie else ""
     # A head that makes few mistakes leaves little to gain: then a tie does not show that training helped.
     if initial_scores["score"] > tuned["score"] or (is_tie and trainer.rate_scale < _FEW_MISTAKES):
-        steps = counted(trainer.step, "step")
+        steps = pluralise(trainer.step, "step")
         return Choice("start", f"the {before} is kept: {head} {images}; after {steps} {model}{tie}")
     return Choice("tuned", f"the {after} is kept: {model} {images}; the {before} had {head}{tie}")
 

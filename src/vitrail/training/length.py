@@ -4,7 +4,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
-from vitrail.core.settings import counted
+from vitrail.core.settings import pluralise
 from vitrail.evaluation.history import LINEAR_HEAD
 from vitrail.training.average import WeightAverage
 from vitrail.training.optimisers.base import make_optimisers
@@ -55,6 +55,6 @@ def plan_steps(trainer: "Trainer", initial: StartingPoint, began: float) -> tupl
     if initial.probe is None or steps >= recipe.least_steps:
         return steps, None
     return 0, (
-        f"{counted(steps, 'step')} would fit into {counted(minutes, 'minute')}; below {recipe.least_steps},"
+        f"{pluralise(steps, 'step')} would fit into {pluralise(minutes, 'minute')}; below {recipe.least_steps},"
         f" the {LINEAR_HEAD} is kept as it is (more minutes, or a lower resolution, change that)"
     )

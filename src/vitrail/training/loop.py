@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitrail.core import rng
 from vitrail.core.errors import CorruptFileError, VitrailError
-from vitrail.core.settings import counted
+from vitrail.core.settings import pluralise
 from vitrail.data.augment.pipeline import mix
 from vitrail.data.loader import Batch, Loader
 from vitrail.training.callback import Callback, Step, asks_to_stop
@@ -280,7 +280,7 @@ class Trainer(TrainerState):
         why = "its callback asked for it"
         if reason == "patience":
             since = "no score was finite" if best is None else f"no better score than that of step {best}"
-            why = f"{since} in {counted(self.evaluations_since_best, 'evaluation')} on the held-out images"
+            why = f"{since} in {pluralise(self.evaluations_since_best, 'evaluation')} on the held-out images"
         log.say(f"stopped after step {self.step} of {self.total}: {why}")
 
     def write_evaluation(self, epoch: int, found: dict[str, Any], log: RunLog) -> None:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from vitrail.core.errors import OutOfMemoryError, VitrailError
-from vitrail.core.memory import available, describe_failure, in_words, is_allocation_failure
+from vitrail.core.memory import available_memory, describe_allocation_failure, format_bytes, is_allocation_failure
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives.base import preserve_state
 from vitrail.training.ranks import Ranks
@@ -93,9 +93,9 @@ def check_memory(trainer: Trainer) -> None:
         is_short = footprint is None or footprint.of(images) > free
     (agreed,) = trainer.ranks.reduce_max(is_short)
     if agreed:
-        need = f"more than {in_words(free)}" if footprint is None else in_words(footprint.of(images))
+        need = f"more than {format_bytes(free)}" if footprint is None else format_bytes(footprint.of(images))
         raise OutOfMemoryError(
-            f"Batch must fit into memory: a step of {images:,} images at a time needs {need}, got {in_words(free)}"
+            f"Batch must fit into memory: a step of {images:,} images at a time needs {need}, got {format_bytes(free)}"
             f" available. {_advise(trainer, free, state, footprint)}"
         )
 
@@ -112,9 +112,9 @@ def explain_shortage(trainer: Trainer) -> Generator[None]:
             raise
         images = _images_at_a_time(trainer)
         raise OutOfMemoryError(
-            f"Memory ran out in a step of {images:,} images at a time: {describe_failure(error)}. Start a new run with"
-            f" --batch {max(trainer.recipe.batch // 2, 1)}, --set accumulate={2 * trainer.recipe.accumulate} or --set"
-            " activation_checkpointing=true."
+            f"Memory ran out in a step of {images:,} images at a time: {describe_allocation_failure(error)}."
+            f" Start a new run with --batch {max(trainer.recipe.batch // 2, 1)}, --set"
+            f" accumulate={2 * trainer.recipe.accumulate} or --set activation_checkpointing=true."
         ) from None
 
 
@@ -127,7 +127,7 @@ def _images_at_a_time(trainer: Trainer, accumulate: int | None = None) -> int:
 def _free(ranks: Ranks) -> float | None:
     """Available bytes on the device of a rank; None where torch does not say."""
     if ranks.device.type == "cpu":
-        return available() / int(os.environ.get("LOCAL_WORLD_SIZE", "1") if ranks.count > 1 else "1")
+        return available_memory() / int(os.environ.get("LOCAL_WORLD_SIZE", "1") if ranks.count > 1 else "1")
     try:
         free, _ = torch.accelerator.get_memory_info(ranks.device)
         cached = torch.accelerator.memory_reserved(ranks.device) - torch.accelerator.memory_allocated(ranks.device)
@@ -199,7 +199,7 @@ def _advise(trainer: Trainer, free: float, state: float, footprint: Footprint | 
         if lighter is not None and (footprint is None or lighter.image < 0.9 * footprint.image):
             setting, images = "--set activation_checkpointing=true", _images_at_a_time(trainer)
             if lighter.of(images) <= size:
-                advice.append(f"{setting} ({in_words(lighter.of(images))})")
+                advice.append(f"{setting} ({format_bytes(lighter.of(images))})")
             elif not advice and (settings := _smaller_batches(trainer, lighter, size)):
                 advice.append(f"{setting} with {settings[0]}")
     return f"Use {' or '.join(advice)}." if advice else "Use a smaller model or a lower resolution."
@@ -214,5 +214,5 @@ def _smaller_batches(trainer: Trainer, footprint: Footprint, size: float) -> lis
     accumulate = recipe.accumulate
     while _images_at_a_time(trainer, accumulate) > most:
         accumulate *= 2
-    needs = in_words(footprint.of(_images_at_a_time(trainer, accumulate)))
+    needs = format_bytes(footprint.of(_images_at_a_time(trainer, accumulate)))
     return [f"--batch {batch}", f"--set accumulate={accumulate} ({needs})"]

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from vitrail.core.settings import counted
+from vitrail.core.settings import pluralise
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives.base import preserve_state
 
@@ -42,7 +42,8 @@ def describe_bfloat16_speed(trainer: Trainer) -> str:
     gain = times[False] / times[True]
     faster = f"{gain:.1f}x as fast as" if gain >= 1 else f"{1 / gain:.1f}x slower than"
     advice = "" if gain >= 1 else "; leave --precision out for float32"
-    return f"a step in bfloat16 is {faster} in float32 on this machine (measured on {counted(count, 'image')}){advice}"
+    images = pluralise(count, "image")
+    return f"a step in bfloat16 is {faster} in float32 on this machine (measured on {images}){advice}"
 
 
 def _wait(device: torch.device) -> None:

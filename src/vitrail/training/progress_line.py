@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from vitrail.core.terminal import Messages, NotebookLine, Say, clock, in_notebook, printable, say
+from vitrail.core.terminal import (
+    MessageStream,
+    NotebookLine,
+    Say,
+    escape_unprintable,
+    format_duration,
+    in_notebook,
+    say,
+)
 from vitrail.training.observer import Observer
 
 _PLAIN_SECONDS = 10  # between plain lines
@@ -29,7 +37,7 @@ class ProgressLine(Observer):
         elif tell is say and sys.stderr.isatty():
             self._bar = BarColumn()
             columns = (TextColumn("{task.completed}/{task.total}"), self._bar, TextColumn("{task.description}"))
-            console = Console(file=Messages(sys.stderr))  # ty: ignore[invalid-argument-type]
+            console = Console(file=MessageStream(sys.stderr))  # ty: ignore[invalid-argument-type]
             self._progress = Progress(*columns, console=console, transient=False)
             self._task = self._progress.add_task("", total=self.total)
             self._progress.start()
@@ -41,7 +49,7 @@ class ProgressLine(Observer):
     def say(self, line: str) -> None:
         """Print a line to stderr."""
         if self._progress:
-            self._progress.console.print(printable(line), markup=False, highlight=False)
+            self._progress.console.print(escape_unprintable(line), markup=False, highlight=False)
         else:
             self._tell(line)
 
@@ -57,7 +65,7 @@ class ProgressLine(Observer):
             "speed": f"{numbers['images_per_second']:,.0f} images/s",
         }
         if done:
-            parts["left"] = f"{clock((now - self._began) / done * (self.total - step))} left"
+            parts["left"] = f"{format_duration((now - self._began) / done * (self.total - step))} left"
         if self._progress:
             if held_out:
                 parts["held-out"] = f"held-out {held_out.rpartition(' ')[2]}"

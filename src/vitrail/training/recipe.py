@@ -17,7 +17,7 @@ from vitrail.core.errors import CorruptFileError, UsageError, did_you_mean
 from vitrail.core.files import read_document, writable
 from vitrail.core.other_tools import same_word
 from vitrail.core.registry import Registry
-from vitrail.core.settings import Bounds, Settings, as_integer, check_integer, spoken
+from vitrail.core.settings import Bounds, Settings, as_integer, check_integer, sentence_case
 from vitrail.data.augment.config import AUGMENTATIONS, Augment
 from vitrail.models.config import model_settings
 from vitrail.training.margin_settings import MarginSettings
@@ -149,7 +149,7 @@ class Recipe(Settings):
             raise UsageError("Learning rate must be above 0, got 0.")
         for name in ("preprocess", "model"):
             if not isinstance(getattr(self, name), dict):
-                raise UsageError(f"{spoken(name)} must be a table of settings, got {getattr(self, name)!r}.")
+                raise UsageError(f"{sentence_case(name)} must be a table of settings, got {getattr(self, name)!r}.")
 
     @classmethod
     def meanings(cls) -> dict[str, str]:
@@ -269,7 +269,7 @@ def adjust_recipe(
         if key in given or lengths.get(key) is not None:
             name = key.rpartition(".")[2]
             word = "lr" if name == "learning_rate" else name
-            raise UsageError(f"{spoken(name)} must be given once, got {word} and the setting {key}.")
+            raise UsageError(f"{sentence_case(name)} must be given once, got {word} and the setting {key}.")
     return change_recipe(recipe, [*changes, *given.items()]).with_length(**lengths)
 
 

@@ -12,9 +12,9 @@ import torch
 from vitrail import __version__
 from vitrail.bundles.bundle import Bundle, save
 from vitrail.core.errors import UsageError
-from vitrail.core.memory import check_room
+from vitrail.core.memory import check_allocation
 from vitrail.core.notebook import card
-from vitrail.core.settings import counted
+from vitrail.core.settings import pluralise
 from vitrail.core.terminal import Say, say, say_nothing
 from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Dataset, Split
@@ -104,7 +104,7 @@ class Result:
 
     def __repr__(self) -> str:
         parts = [self.sentence] if self.sentence else []
-        parts.append(f"{counted(self.steps, 'step')} in {self.seconds:.1f} s")
+        parts.append(f"{pluralise(self.steps, 'step')} in {self.seconds:.1f} s")
         if self.stopped is not None:
             parts.append(f"stopped by {self.stopped} before the last of {self.total:,}")
         parts += [] if self.folder is None else [str(self.folder)]
@@ -112,7 +112,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         rows = [("scores", self.sentence)] if self.sentence else []
-        rows.append(("length", f"{counted(self.steps, 'step')} in {self.seconds:.1f} s"))
+        rows.append(("length", f"{pluralise(self.steps, 'step')} in {self.seconds:.1f} s"))
         if self.stopped is not None:
             rows.append(("stopped", f"by {self.stopped} before the last of {self.total:,}"))
         rows += [] if self.folder is None else [("report", str(self.folder / "report.html"))]
@@ -269,7 +269,7 @@ def _make_trainer(
         cache = stack.enter_context(ImageCache(options.cache, int(options.cache_gigabytes * 1e9)))
     if ranks.device.type == "cpu" and recipe.steps != 0:
         copies = bool(recipe.average) + (not recipe.freeze)  # the average, and gradients
-        check_room(4 * initial.model.config.parameters * copies, f"Training of {initial.model.config.name}")
+        check_allocation(4 * initial.model.config.parameters * copies, f"Training of {initial.model.config.name}")
     return Trainer(
         initial.model,
         initial.preprocess,
@@ -459,10 +459,10 @@ def _introduce(
     epochs = trainer.total / trainer.loader.steps
     log.say(
         f"{config.name or config.family}: {config.parameters:,} parameters, {height} x {width} px,"
-        f" {counted(config.channels, 'channel')};"
+        f" {pluralise(config.channels, 'channel')};"
         f" {len(training):,} images of {len(dataset.labels):,} classes{watched};"
         + (
-            f" {counted(trainer.total, 'step')} of {trainer.recipe.batch} ({counted(epochs, 'epoch')})"
+            f" {pluralise(trainer.total, 'step')} of {trainer.recipe.batch} ({pluralise(epochs, 'epoch')})"
             if trainer.total
             else " no steps"
         )

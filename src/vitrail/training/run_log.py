@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from vitrail.core.settings import counted
+from vitrail.core.settings import pluralise
 from vitrail.core.terminal import Say, json_text, say, say_nothing
 from vitrail.training.observer import FinishedRun, Observer, RunProgress
 from vitrail.training.progress_line import ProgressLine
@@ -40,7 +40,7 @@ class MetricsLog(Observer):
 
     def close(self) -> None:
         if self._lost:
-            self._tell(f"warning: {counted(self._lost, 'line')} of metrics.jsonl could not be written")
+            self._tell(f"warning: {pluralise(self._lost, 'line')} of metrics.jsonl could not be written")
         self._file.close()
 
 

@@ -383,7 +383,7 @@ def test_a_strange_archive_is_one_line_and_leaves_nothing(tmp_path, home, make, 
 def test_bombs_are_refused(tmp_path, home, monkeypatch):
     """Sizes are held against what is there: the file, the memory, the disk."""
     bomb = write_zip(tmp_path / "bomb.zip", {"a/1.png": bytes(2**22)}, zipfile.ZIP_DEFLATED)
-    monkeypatch.setattr(memory, "available", lambda: 2**20)
+    monkeypatch.setattr(memory, "available_memory", lambda: 2**20)
     with pytest.raises(CorruptFileError, match=r"1.png' would fill 4,194,304 bytes of memory; 1,048,576 are available"):
         content_of(bomb)
     packed = tmp_path / "bomb.tar.gz"

@@ -272,7 +272,7 @@ def test_arrays_are_unpacked_once_and_only_if_they_fit(tmp_path, monkeypatch, ki
             (tmp_path / f"train-{name}-ubyte.gz").write_bytes(gzip.compress(content))
     peak, refusal = peak_of(lambda: open_data(data))
     assert (peak < 1.1 * images.nbytes, refusal) == (True, "")
-    monkeypatch.setattr("vitrail.core.memory.available", lambda: 30 * 2**20)
+    monkeypatch.setattr("vitrail.core.memory.available_memory", lambda: 30 * 2**20)
     peak, refusal = peak_of(lambda: open_data(data))
     assert peak < 2**20
     assert "would fill" in refusal

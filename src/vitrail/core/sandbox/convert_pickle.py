@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.core.errors import CorruptFileError, VitrailError
-from vitrail.core.memory import available, refuse_more
+from vitrail.core.memory import available_memory, check_unpacked_size
 from vitrail.core.sandbox import child
 
 _PATIENCE = 600  # seconds for a pickle
@@ -21,8 +21,8 @@ def convert_pickle(reader: Path, source: Path, target: Path, *, plain: str, name
     name = name or source
     if not os.access(source, os.R_OK):
         raise CorruptFileError(path=name, cause="cannot be read")
-    refuse_more(source.stat().st_size, Path(name))
-    words = [str(reader), str(source.absolute()), str(target), str(available()), *_search_path()]
+    check_unpacked_size(source.stat().st_size, Path(name))
+    words = [str(reader), str(source.absolute()), str(target), str(available_memory()), *_search_path()]
     # One thread: the child may start no other.
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     try:

@@ -8,7 +8,7 @@ import numpy as np
 
 from vitrail.core.errors import UsageError
 from vitrail.core.rng import Stream
-from vitrail.core.settings import Bounds, spoken
+from vitrail.core.settings import Bounds, sentence_case
 from vitrail.data.augment import operations
 from vitrail.data.augment.base import FillingAugmentation
 from vitrail.data.augment.operations import Images
@@ -35,7 +35,7 @@ class Crop(FillingAugmentation):
         for name in ("scale", "ratio"):
             low, high = getattr(self, name)
             if not 0 < low <= high:
-                raise UsageError(f"{spoken(name)} must be two rising numbers above 0, got {[low, high]}.")
+                raise UsageError(f"{sentence_case(name)} must be two rising numbers above 0, got {[low, high]}.")
 
     @property
     def is_active(self) -> bool:

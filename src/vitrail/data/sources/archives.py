@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
 from vitrail.core.files import atomic_file, user_folder
-from vitrail.core.memory import refuse_more
+from vitrail.core.memory import check_unpacked_size
 from vitrail.core.zip_files import open_zip
 from vitrail.data.image_files import is_file
 from vitrail.data.sources.base import SPLIT_NAMES, Source
@@ -93,7 +93,7 @@ class Archive(Tree):
 
     def read(self, path: str) -> bytes:
         try:
-            refuse_more(self.size(path), Path(self.full(path)))
+            check_unpacked_size(self.size(path), Path(self.full(path)))
             return self._read(self.prefix + path)
         except CorruptFileError:
             raise

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vitrail.core.errors import CorruptFileError
-from vitrail.core.memory import refuse_more
+from vitrail.core.memory import check_unpacked_size
 from vitrail.data.sources.tree import FolderLayout, Tree
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Cifar(FolderLayout):
         form = _which(tree)
         if form is None or (missing := [name for name in form.files if not tree.has(name)]):
             raise CorruptFileError(path=tree.name, cause=f"is incomplete: {', '.join(missing)} is missing")
-        refuse_more(2 * sum(tree.size(name) for name in form.files), Path(tree.name))
+        check_unpacked_size(2 * sum(tree.size(name) for name in form.files), Path(tree.name))
         read = _read_binary if form.is_binary else _read_pickle
         parts = [read(tree, name, form) for name in form.training]
         images, labels = (np.concatenate(some) for some in zip(*parts, strict=True))

@@ -18,7 +18,7 @@ from PIL import Image
 
 from vitrail.core.files import atomic_folder, write_json
 from vitrail.core.notebook import in_frame
-from vitrail.core.settings import counted
+from vitrail.core.settings import pluralise
 from vitrail.data.thumbnail import image_data_url
 from vitrail.reports.charts import standalone_svg
 from vitrail.reports.inspect.panel import Figure, Panel, rgb
@@ -81,7 +81,7 @@ class Inspection:
     def __repr__(self) -> str:
         context, count = self.results.context, len(self.results.context.shown)
         where = "" if self.folder is None else f", {self.folder / 'index.html'}"
-        return f"Inspection({context.name}, {counted(count, 'image')}{where})"
+        return f"Inspection({context.name}, {pluralise(count, 'image')}{where})"
 
     def _repr_html_(self) -> str:
         return in_frame(self.page, f"vitrail inspect {self.results.context.name}")
