@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 from vitrail.data.preprocess import Preprocess
-from vitrail.evaluation.verification import Block, all_pairs, verify
+from vitrail.evaluation.embedding_metrics import PairBlock, score_all_pairs, verify_pairs
 from vitrail.faces.people import name_splits
 
 
@@ -33,7 +33,7 @@ def main():
     faces = (test - mean) @ components[: given.components].T
     people = np.unique(splits["test"].labels, return_inverse=True)[1]
     for name, blocks in (("distance", lambda: by_distance(faces)), ("cosine", lambda: by_cosine(faces))):
-        found = verify(blocks, people).report()
+        found = verify_pairs(blocks, people).report()
         rows = [("EER", found["eer"], found["eer_interval"])]
         rows += [(f"TAR at FAR {row['far']:g}", row["tar"], row["interval"]) for row in found["tar"] if row["tar"]]
         for what, value, (low, high) in rows:
@@ -41,14 +41,14 @@ def main():
 
 
 def by_cosine(faces):
-    return all_pairs((faces / np.linalg.norm(faces, axis=1, keepdims=True)).astype(np.float32))
+    return score_all_pairs((faces / np.linalg.norm(faces, axis=1, keepdims=True)).astype(np.float32))
 
 
 def by_distance(faces):
     """Scores from 1 for equal faces down to -1 for the two that differ most."""
     one, other = np.triu_indices(len(faces), 1)
     distances = np.concatenate([np.linalg.norm(faces[a] - faces[b], axis=1) for a, b in chunks(one, other)])
-    yield Block(one, other, (1 - 2 * distances / distances.max()).astype(np.float32))
+    yield PairBlock(one, other, (1 - 2 * distances / distances.max()).astype(np.float32))
 
 
 def chunks(one, other, size=50_000):

@@ -13,7 +13,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 import vitrail
-from vitrail.reports.explain.page import explain
+from vitrail.reports.explain.explain_page import explain
 
 LAST = "(name) => performance.getEntriesByName(name).at(-1)?.duration ?? null"
 

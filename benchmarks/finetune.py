@@ -30,8 +30,8 @@ from scipy.stats import t as student
 import vitrail
 from images import SHARED
 from vitrail.data.sources.registry import open_data
-from vitrail.evaluation.predictions.saved import NAME as ANSWERS
-from vitrail.evaluation.predictions.saved import SavedPredictions
+from vitrail.evaluation.predictions.saved_predictions import PREDICTIONS_FILE as ANSWERS
+from vitrail.evaluation.predictions.saved_predictions import SavedPredictions
 
 SEEDS = (0, 1, 2)
 LENGTHS = ("3-epochs", "1-minute", "5-minutes")

@@ -21,8 +21,8 @@ from vitrail.core.intervals import wilson
 from vitrail.data.loader import Loader
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.labels import match_labels
-from vitrail.evaluation.paired import Paired
-from vitrail.evaluation.protocols import place_labels
+from vitrail.evaluation.paired import PairedComparison
+from vitrail.evaluation.protocols import map_labels
 from vitrail.inference.registry import ENGINES
 
 PRECISIONS = ("float32", "int8")
@@ -56,7 +56,7 @@ def row(path, data, batch, engine):
     parts, dataset = read_parts(path, weights=False), open_data(data)
     split = dataset.for_evaluation(None)
     place, _ = match_labels(parts.labels, parts.config.classes, dataset.labels)
-    truth = place_labels(split.labels, place, parts.config.classes, several=False)
+    truth = map_labels(split.labels, place, parts.config.classes, several=False)
     with contextlib.ExitStack() as stack:
         try:
             engines = {precision: ENGINES[engine].open(path, None, precision) for precision in PRECISIONS}
@@ -65,7 +65,7 @@ def row(path, data, batch, engine):
         runs = {precision: stack.enter_context(opened.running(1)) for precision, opened in engines.items()}
         exact, rounded = answers(runs, parts, split, batch).values()
         spent = times(runs, parts, split)
-    changed, paired = int((exact != rounded).sum()), Paired.of(exact == truth, rounded == truth)
+    changed, paired = int((exact != rounded).sum()), PairedComparison.of(exact == truth, rounded == truth)
     low, high = wilson(changed, len(truth))
     speed = ", ".join(" to ".join(f"{spent[precision, size]:.2f}" for precision in PRECISIONS) for size in BATCHES)
     return (

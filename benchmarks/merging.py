@@ -27,7 +27,7 @@ import torch
 import vitrail
 from vitrail.core.intervals import wilson
 from vitrail.data.sources.registry import open_data
-from vitrail.evaluation.merging import Judge, Price, find_merge, spent, with_merge
+from vitrail.evaluation.merge_search import MergeCost, MergeEvaluator, count_macs, find_merge, with_merge
 from vitrail.inference.engine import need
 from vitrail.lab.exact import redraw
 from vitrail.models.layers import separate_
@@ -48,7 +48,10 @@ def search(bundle, crops, tolerance, path):
     """The curve of the search, from a file if it was made before."""
     if path is not None and path.exists():
         rows = json.loads(path.read_text())
-        return [Price(**{name: row[name] for name in Price._fields} | {"merge": tuple(row["merge"])}) for row in rows]
+        return [
+            MergeCost(**{name: row[name] for name in MergeCost._fields} | {"merge": tuple(row["merge"])})
+            for row in rows
+        ]
     curve = find_merge(bundle, crops, tolerance, tell=partial(print, file=sys.stderr, flush=True))
     if path is not None:
         path.write_text(json.dumps([price.to_json() for price in curve]))
@@ -128,7 +131,7 @@ def main():
     curve = search(bundle, known, arguments.tolerance, arguments.curve)
     if arguments.only_search:
         return
-    plain, judge = curve[0], Judge(bundle, unseen)
+    plain, judge = curve[0], MergeEvaluator(bundle, unseen)
     plain_answers = judge.answers(plain.merge)
     known_share = {price.merge: price.share for price in curve}
     rows = np.linspace(0, len(curve) - 1, min(arguments.rows, len(curve))).round().astype(int)
@@ -145,7 +148,7 @@ def main():
         low, high = wilson(changed, count)
         searched = f"{known_share[merge]:.1%}" if merge in known_share else ""
         shown = ", ".join(f"{layer}: {count}" for layer, count in enumerate(merge) if count) or "none"
-        cells = [shown, f"{plain.macs / spent(with_merge(bundle.model, merge).config):.2f}x fewer", searched]
+        cells = [shown, f"{plain.macs / count_macs(with_merge(bundle.model, merge).config):.2f}x fewer", searched]
         cells += [f"{changed / count:.1%} ({low:.1%} to {high:.1%})", f"{(answers == labels).sum()} of {count}"]
         print(f"| {' | '.join(cells + [f'{by[merge]:.2f}x' for by in measured.values()])} |", flush=True)
     alike, within, count = same_in_onnx(bundle, unseen, curve[-1].merge)

@@ -18,8 +18,8 @@ from vitrail.bundles.convert import convert
 from vitrail.core.intervals import wilson
 from vitrail.data.loader import Loader
 from vitrail.data.sources.registry import open_data
-from vitrail.evaluation.classify import answer
 from vitrail.evaluation.labels import match_labels
+from vitrail.evaluation.split_predictions import predict_split
 
 RULES = ("timm", "huggingface", "google", "torchvision")
 
@@ -48,7 +48,7 @@ def main():
         for rule in RULES if size != bundle.model.config.resolution[0] else ("(as trained)",):
             model = bundle.model if rule == "(as trained)" else bundle.model.resize(size, rule=rule)
             eye = bundle.preprocess.replace(resolution=model.config.resolution)
-            answers = answer(model, Loader(split, eye, batch=50, shuffle=False))
+            answers = predict_split(model, Loader(split, eye, batch=50, shuffle=False))
             is_right = answers.probabilities.argmax(axis=1) == truth
             right = int(is_right.sum())
             low, high = wilson(right, len(split))

@@ -17,7 +17,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.search import SearchLanguage
 
 import vitrail
-from vitrail.reports.explain.page import explain
+from vitrail.reports.explain.explain_page import explain
 
 ROOT = Path(__file__).resolve().parents[1]
 KOREAN = tags.has("ko")  # noqa: F821 (Sphinx puts `tags` here)

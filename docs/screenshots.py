@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 import vitrail
 from vitrail.data.sources.registry import open_data
-from vitrail.reports.explain.page import explain
+from vitrail.reports.explain.explain_page import explain
 from vitrail.reports.inspect.inspection_page import Inspection
 from vitrail.reports.inspect.panel_results import compute_panels
 

@@ -17,8 +17,8 @@ from sklearn.utils.estimator_checks import check_estimator
 import vitrail
 from vitrail.core.errors import CorruptFileError, MissingError, UsageError
 from vitrail.data.sources.registry import open_data
+from vitrail.evaluation.feature_classifiers import sample_shots
 from vitrail.evaluation.protocols import evaluate
-from vitrail.evaluation.transfer import sample_shots
 from vitrail.lab.exact import redraw
 from vitrail.sklearn import ViTClassifier, ViTFeatures
 

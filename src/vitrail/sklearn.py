@@ -21,9 +21,9 @@ from vitrail.bundles.bundle import Bundle, open_bundle
 from vitrail.core.errors import MissingError, UsageError
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
-from vitrail.evaluation.classify import answer
-from vitrail.evaluation.features import extract
-from vitrail.evaluation.transfer import probe
+from vitrail.evaluation.feature_classifiers import fit_probe
+from vitrail.evaluation.features import extract_features
+from vitrail.evaluation.split_predictions import predict_split
 from vitrail.models import zoo
 from vitrail.training.options import Options
 from vitrail.training.recipe import change_recipe, find_recipe
@@ -109,7 +109,7 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _ImageEstim
 
     def _extract(self, images: Split) -> np.ndarray:
         model, preprocess = self.bundle_.model, self.bundle_.preprocess
-        return extract(model, preprocess, images, layer=self.layer, batch=_BATCH, workers=self.workers)
+        return extract_features(model, preprocess, images, layer=self.layer, batch=_BATCH, workers=self.workers)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -174,7 +174,7 @@ class ViTClassifier(ClassifierMixin, _ImageEstimator):
             return self
         self.bundle_ = open_bundle(self.bundle)
         features = self._extract(images)
-        self.probe_, self.penalty_ = probe(
+        self.probe_, self.penalty_ = fit_probe(
             features, images.labels, classes=len(self.classes_), penalty=self.penalty, seed=self.seed
         )
         return self
@@ -191,11 +191,11 @@ class ViTClassifier(ClassifierMixin, _ImageEstimator):
         if self.probe_ is not None:
             return self.probe_.probabilities(self._extract(images))
         loader = Loader(images, self.bundle_.preprocess, batch=_BATCH, shuffle=False, workers=self.workers)
-        return answer(self.bundle_.model, loader).probabilities.astype(np.float64)
+        return predict_split(self.bundle_.model, loader).probabilities.astype(np.float64)
 
     def _extract(self, images: Split) -> np.ndarray:
         model, preprocess = self.bundle_.model, self.bundle_.preprocess
-        return extract(model, preprocess, images, layer=self.layer, batch=_BATCH, workers=self.workers)
+        return extract_features(model, preprocess, images, layer=self.layer, batch=_BATCH, workers=self.workers)
 
     def _train(self, images: Split) -> Bundle:
         """Train a model in a folder that is removed afterwards."""

@@ -11,8 +11,8 @@ import pytest
 from vitrail.cli import main
 from vitrail.core.errors import CorruptFileError
 from vitrail.core.intervals import wilson
-from vitrail.evaluation.compare_runs import side_by_side
-from vitrail.evaluation.predictions.saved import SavedPredictions
+from vitrail.evaluation.compare_runs import compare_runs
+from vitrail.evaluation.predictions.saved_predictions import SavedPredictions
 from vitrail.evaluation.run_reader import find_runs, read_run
 
 IMAGES = 400
@@ -79,14 +79,14 @@ def test_runs_are_compared_by_the_paired_test(tmp_path, call):
 def test_settings_that_differ_are_listed(tmp_path):
     make_run(tmp_path / "a", seed=3, workers=2, clip=1.0, augment=0)
     make_run(tmp_path / "b", seed=4, workers=8, clip=1.0, steps=7)
-    found = side_by_side([tmp_path])
+    found = compare_runs([tmp_path])
     # The first is as long as its epochs make it: the 20 steps that it planned.
     assert list(found.differences.items()) == [("steps", [20, 7]), ("seed", [3, 4]), ("augment", [0, None])]
     assert found.names == ("a", "b")
     make_run(tmp_path / "c" / "a", "ResNet-Pico", "resnet")
     config = tmp_path / "c" / "a" / "config.toml"
     config.write_text(config.read_text() + "edges = 'zeros'\n")
-    found = side_by_side([tmp_path / "a", tmp_path / "c"])
+    found = compare_runs([tmp_path / "a", tmp_path / "c"])
     assert "model.edges" not in found.differences  # only a ResNet has such a setting
     assert found.differences["model.family"] == ["vit", "resnet"]
 
@@ -110,9 +110,9 @@ def test_runs_of_different_data_are_not_compared(tmp_path, call):
     assert "At the end, a is at 75.0%" in (tmp_path / "same" / "index.html").read_text()
     # Without answers only data, split and count tell.
     (tmp_path / "c" / "answers.npz").unlink()
-    assert not side_by_side([tmp_path / "a", tmp_path / "c"]).have_same_images
+    assert not compare_runs([tmp_path / "a", tmp_path / "c"]).have_same_images
     (tmp_path / "b" / "answers.npz").unlink()
-    assert side_by_side([tmp_path / "a", tmp_path / "b"]).have_same_images
+    assert compare_runs([tmp_path / "a", tmp_path / "b"]).have_same_images
 
 
 def test_older_runs_are_told_how_to_make_their_answers(tmp_path, call):

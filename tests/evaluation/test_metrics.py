@@ -15,9 +15,9 @@ from vitrail.core.errors import UsageError
 from vitrail.core.intervals import wilson
 from vitrail.data.loader import Loader
 from vitrail.data.sources.registry import open_data
-from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.labels import match_labels
-from vitrail.evaluation.metrics import calibration_error, score
+from vitrail.evaluation.metrics import calibration_error, score_classes
+from vitrail.evaluation.split_predictions import SplitPredictions, predict_split
 
 
 def test_scores_equal_scikit_learns():
@@ -27,7 +27,7 @@ def test_scores_equal_scikit_learns():
     probabilities = rng.dirichlet(np.ones(8), 500)
     labels = rng.integers(0, 8, 500)
     labels[:200] = probabilities[:200].argmax(1)
-    found = score(probabilities, labels, tuple("abcdefgh"))
+    found = score_classes(probabilities, labels, tuple("abcdefgh"))
     answers = probabilities.argmax(1)
     assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, answers))
     assert found["top5"] == pytest.approx(metrics.top_k_accuracy_score(labels, probabilities, k=5))
@@ -38,7 +38,7 @@ def test_scores_equal_scikit_learns():
 
 
 def test_ties_and_missing_classes():
-    found = score(np.full((4, 6), 1 / 6), np.array([0, 1, 4, 5]), tuple("abcdef"))
+    found = score_classes(np.full((4, 6), 1 / 6), np.array([0, 1, 4, 5]), tuple("abcdef"))
     assert (found["accuracy"], found["top5"]) == (0.25, 0.75)
     assert found["per_class"][2] == {"label": "c", "count": 0, "right": 0, "accuracy": None, "interval": None}
 
@@ -74,12 +74,12 @@ def test_ranks_answer_every_image_once():
         model=vitrail.create("ViT-Pico/2"), preprocess=vitrail.Preprocess(resolution=8, mean=(0.5,), std=(0.5,))
     )
     split = open_data("digits").splits["test"]
-    whole = answer(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False))
+    whole = predict_split(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False))
     parts = [
-        answer(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False, rank=rank, ranks=3))
+        predict_split(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False, rank=rank, ranks=3))
         for rank in range(3)
     ]
-    joined = Answers.join(parts)
+    joined = SplitPredictions.join(parts)
     np.testing.assert_array_equal(joined.indices, np.arange(360))
     np.testing.assert_array_equal(joined.labels, whole.labels)
     np.testing.assert_allclose(joined.probabilities, whole.probabilities, atol=1e-6)

@@ -18,11 +18,17 @@ from vitrail.core.files import user_folder
 from vitrail.core.least_squares import Ridge
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources.registry import open_data
-from vitrail.evaluation.features import FeatureStore, extract
+from vitrail.evaluation.feature_classifiers import (
+    LOGISTIC_PENALTIES,
+    fit_logistic_regression,
+    fit_ridge,
+    neighbour_votes,
+    sample_shots,
+)
+from vitrail.evaluation.feature_classifiers import fit_probe as learn_probe
+from vitrail.evaluation.features import FeatureStore, extract_features
 from vitrail.evaluation.metrics import mean_interval
-from vitrail.evaluation.protocols import divide, evaluate, fewshot, knn, probe, read_examples
-from vitrail.evaluation.transfer import LOGISTIC_PENALTIES, logistic_regression, neighbour_votes, ridge, sample_shots
-from vitrail.evaluation.transfer import probe as learn_probe
+from vitrail.evaluation.protocols import choose_train_and_test, evaluate, fewshot, knn, probe, read_examples
 from vitrail.lab.exact import redraw
 from vitrail.models.activations import look
 
@@ -48,7 +54,7 @@ def test_ridge_equals_scikit_learns(count, width, penalty):
     from sklearn.linear_model import Ridge as Peer
 
     features, labels = clouds(count, width, 3)
-    found, _ = ridge(features, labels, classes=3, penalty=penalty)
+    found, _ = fit_ridge(features, labels, classes=3, penalty=penalty)
     peer = Peer(alpha=penalty, solver="svd").fit(features, signs(labels, 3))
     np.testing.assert_allclose(found.weight, peer.coef_.T, rtol=1e-5, atol=1e-8)
     np.testing.assert_allclose(found.bias, peer.intercept_, rtol=1e-5, atol=1e-8)
@@ -81,8 +87,8 @@ def test_the_penalty_is_the_one_of_scikit_learns_leave_one_out():
         assert system.choose(penalties) == pytest.approx(peer.alpha_)
         chosen.add(peer.alpha_)
         # The grid of its own is on the features' scale: other units, another penalty, the same answers.
-        found, penalty = ridge(features, labels, classes=3)
-        scaled, other = ridge(100 * features, labels, classes=3)
+        found, penalty = fit_ridge(features, labels, classes=3)
+        scaled, other = fit_ridge(100 * features, labels, classes=3)
         assert other == pytest.approx(1e4 * penalty)
         np.testing.assert_allclose(scaled(100 * features), found(features), rtol=1e-6, atol=1e-8)
     assert len(chosen) > 1
@@ -90,7 +96,7 @@ def test_the_penalty_is_the_one_of_scikit_learns_leave_one_out():
 
 def test_features_that_say_nothing_are_no_error():
     features, labels = np.ones((12, 5)), np.arange(12) % 3
-    for found, _ in (ridge(features, labels, classes=3), learn_probe(features, labels, classes=3)):
+    for found, _ in (fit_ridge(features, labels, classes=3), learn_probe(features, labels, classes=3)):
         scores = found(features)
         assert np.isfinite(scores).all()
         np.testing.assert_allclose(scores, scores[:1].repeat(12, axis=0))
@@ -110,7 +116,7 @@ def test_logistic_regression_equals_scikit_learns(count, width, classes, penalty
     share = 2 if classes == 2 else 1
     peer = LogisticRegression(C=share / penalty, solver="newton-cholesky", tol=1e-10)
     peer.fit(standard.transform(features), labels)
-    found = logistic_regression(standard.transform(features), labels, classes=classes, penalty=penalty, slope=1e-9)
+    found = fit_logistic_regression(standard.transform(features), labels, classes=classes, penalty=penalty, slope=1e-9)
     difference = found.weight[:, 1:] - found.weight[:, :1] if classes == 2 else found.weight
     np.testing.assert_allclose(difference, peer.coef_.T, atol=1e-5)
     # And the probe, which folds the standardisation into its weights.
@@ -179,7 +185,7 @@ def test_features_of_every_family_and_layer(name):
     pixels = np.random.default_rng(0).integers(0, 256, (5, *model.config.resolution, len(half)), dtype=np.uint8)
     split = Split("train", pixels, np.zeros(5, np.int64))
     seen = look(model, preprocess(pixels))
-    found = extract(model, preprocess, split, batch=2)
+    found = extract_features(model, preprocess, split, batch=2)
     np.testing.assert_allclose(found, seen.steps["pooled"], atol=1e-4)
     assert found.std(axis=0).max() > 1e-3
     for layer in range(model.config.depth):
@@ -193,9 +199,9 @@ def test_features_of_every_family_and_layer(name):
                 expected = output.mean(axis=1)
             case _:
                 expected = output
-        np.testing.assert_allclose(extract(model, preprocess, split, layer=layer), expected, atol=1e-4)
+        np.testing.assert_allclose(extract_features(model, preprocess, split, layer=layer), expected, atol=1e-4)
     with pytest.raises(UsageError, match="Layer must be from 0"):
-        extract(model, preprocess, split, layer=model.config.depth)
+        extract_features(model, preprocess, split, layer=model.config.depth)
 
 
 def test_registers_are_not_averaged_and_pixels_are():
@@ -204,17 +210,19 @@ def test_registers_are_not_averaged_and_pixels_are():
     split = Split("train", pixels, np.zeros(3, np.int64))
     model = redraw(vitrail.create("ViT-Nano/7", pool="gap", registers=3))
     output = look(model, preprocess(pixels), [1]).steps["blocks.1"]
-    np.testing.assert_allclose(extract(model, preprocess, split, layer=1), output[:, 3:].mean(dim=1), atol=1e-5)
+    np.testing.assert_allclose(
+        extract_features(model, preprocess, split, layer=1), output[:, 3:].mean(dim=1), atol=1e-5
+    )
     model = redraw(vitrail.create("iGPT-Micro", output="pixels", causal=True, classes=16))
     preprocess = preprocess.replace(resolution=model.config.resolution)
-    assert extract(model, preprocess, split).shape == (3, model.config.width)
+    assert extract_features(model, preprocess, split).shape == (3, model.config.width)
 
 
 def test_features_come_before_the_representation_layer():
     model = redraw(vitrail.create("ViT-Nano/7", representation="tanh"))
     preprocess = vitrail.Preprocess(resolution=28, mean=(0.5,), std=(0.5,))
     split = Split("train", np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), dtype=np.uint8), np.arange(3))
-    assert np.abs(extract(model, preprocess, split)).max() > 1
+    assert np.abs(extract_features(model, preprocess, split)).max() > 1
 
 
 def test_looking_without_attention():
@@ -261,7 +269,7 @@ def test_features_are_computed_once(bundle, digits, tmp_path, monkeypatch):
     features = first.of(split)
     assert (first.hits, len(list(tmp_path.iterdir()))) == (0, 1)
     with monkeypatch.context() as patch:
-        patch.setattr("vitrail.evaluation.features.extract", None)
+        patch.setattr("vitrail.evaluation.features.extract_features", None)
         again = FeatureStore(loaded, bundle, folder=tmp_path)
         assert (again.of(split) == features).all()
         assert again.hits == 1
@@ -352,14 +360,14 @@ def test_images_to_learn_from_are_never_those_judged_by(tmp_path):
     labels = np.arange(40) % 4
     pixels = np.zeros((40, 8, 8, 1), np.uint8)
     whole = Dataset("some", ("a", "b", "c", "d"), {"all": Split("all", pixels, labels)})
-    training, judged = divide(whole, None, seed=3)
+    training, judged = choose_train_and_test(whole, None, seed=3)
     expected = whole.for_training(holdout=0.1, seed=3)
     np.testing.assert_array_equal(judged.labels, expected[1].labels)
     assert (len(training), len(judged)) == (36, 4)
     splits = {name: Split(name, pixels, labels) for name in ("train", "val", "test")}
     divided = Dataset("some", ("a", "b", "c", "d"), splits)
-    assert [part.name for part in divide(divided, None, 0)] == ["train", "test"]
-    assert [part.name for part in divide(divided, "val", 0)] == ["train", "val"]
+    assert [part.name for part in choose_train_and_test(divided, None, 0)] == ["train", "test"]
+    assert [part.name for part in choose_train_and_test(divided, "val", 0)] == ["train", "val"]
     for data, split, message in (
         (divided, "train", "Split must not be train"),
         (divided, "tset", "Split must be one of"),
@@ -368,7 +376,7 @@ def test_images_to_learn_from_are_never_those_judged_by(tmp_path):
         (Dataset("some", ("a", "b"), {"all": Split("all", pixels[:2], labels[:2])}), None, "at least 2 images"),
     ):
         with pytest.raises(UsageError, match=message):
-            divide(data, split, 0)
+            choose_train_and_test(data, split, 0)
 
 
 def test_scores_of_the_protocols_equal_scikit_learns(examples):
@@ -515,6 +523,6 @@ def test_deit_on_ants_and_bees(shared, tmp_path):
     assert nearest["accuracy"] >= 0.94
     assert few["shots"][0]["accuracy"] < few["shots"][-1]["accuracy"]
     # What the penalty is worth: the trap that choosing it avoids.
-    weak, _ = ridge(examples.features, examples.labels, classes=2, penalty=1.0)
+    weak, _ = fit_ridge(examples.features, examples.labels, classes=2, penalty=1.0)
     assert (weak(examples.asked).argmax(1) == examples.truth).mean() < 0.9
     assert few["penalty"] > 50

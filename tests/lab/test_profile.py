@@ -10,8 +10,8 @@ from vitrail.bundles.bundle import Bundle, load, save
 from vitrail.core.intervals import wilson
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
-from vitrail.evaluation.features import extract
-from vitrail.evaluation.transfer import ridge_head
+from vitrail.evaluation.feature_classifiers import fit_ridge_head
+from vitrail.evaluation.features import extract_features
 from vitrail.lab.exact import redraw
 from vitrail.lab.perturbations import mean_of
 from vitrail.lab.profile import Measurement, Profile, _name_bundles, compare_pairs, plan_perturbations, profile
@@ -31,7 +31,7 @@ def bundles(tmp_path_factory):
         "cnn": zoo.find("ResNet-Nano"),
     }.items():
         model = redraw(build(config))
-        head, _ = ridge_head(extract(model, preprocess, IMAGES), IMAGES.labels, classes=10)
+        head, _ = fit_ridge_head(extract_features(model, preprocess, IMAGES), IMAGES.labels, classes=10)
         with torch.no_grad():
             model.head.weight.copy_(torch.from_numpy(head.weight.T))
             model.head.bias.copy_(torch.from_numpy(head.bias))

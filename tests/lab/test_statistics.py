@@ -8,7 +8,7 @@ from scipy import stats
 
 from tests.fake_lab import digits_lab
 from tests.made_up import Filled
-from vitrail.lab import page
+from vitrail.lab import lab_report
 from vitrail.lab.question import Accuracies, Question, Verdict
 from vitrail.lab.questions.augmentation import AugmentationQuestion
 from vitrail.lab.questions.data import DataQuestion
@@ -402,7 +402,7 @@ def uncertain(value, seeds, images):
     ],
 )
 def test_undecided_verdict_has_the_right_reason(verdict, name):
-    reason = page._undecided_reason(digits_lab(), verdict, LEVEL)
+    reason = lab_report._undecided_reason(digits_lab(), verdict, LEVEL)
     assert (None if reason is None else reason.name) == name
     for language in ("en", "ko") if reason is not None else ():
         text = reason.text(language)
@@ -424,7 +424,7 @@ def test_undecided_verdict_has_the_right_reason(verdict, name):
 def test_remedy_names_the_fewest_sufficient_seeds_and_images(estimate, name, sources):
     """The named number makes the interval exclude zero, one fewer does not."""
     lab, level = digits_lab(), 0.01
-    remedy = page._remedy(lab, estimate, level)
+    remedy = lab_report._remedy(lab, estimate, level)
     assert remedy.name == name
     (count,) = remedy.fields.values()
     now = lab.seeds if name == "more-seeds" else 1
@@ -437,7 +437,7 @@ def test_remedy_does_not_suggest_images_that_cannot_help():
     estimate = uncertain(-0.0053, 0.0524, 0.0028)
     assert not estimate.would_exclude_zero(seeds=1e12)
     assert not estimate.would_exclude_zero(images=1e12)
-    assert page._remedy(digits_lab(), estimate, LEVEL).name == "far-too-few"
+    assert lab_report._remedy(digits_lab(), estimate, LEVEL).name == "far-too-few"
 
 
 def test_rescaled_error_matches_more_seeds_and_images():
@@ -472,11 +472,11 @@ def test_equality_verdict_matches_two_one_sided_tests(value, error):
 def test_reason_for_an_open_equality_names_the_margin():
     """1-D and 2-D positions on Fashion-MNIST: the interval excludes zero and crosses one point."""
     verdict = Verdict("C20", "trained", Estimate(-0.0135, 0.0035, 35, image_error=0.0019), margin=0.01)
-    text = page._undecided_reason(digits_lab(), verdict, LEVEL).text("en")
+    text = lab_report._undecided_reason(digits_lab(), verdict, LEVEL).text("en")
     assert text.startswith("The interval excludes zero and crosses the margin of ±1.0 points: there is a difference,")
     assert text.endswith("times as many seeds and test images would decide.")
     level = Verdict("C20", "trained", Estimate(-0.004, 0.0035, 35), margin=0.01)
-    assert "excludes zero" not in page._undecided_reason(digits_lab(), level, LEVEL).text("en")
+    assert "excludes zero" not in lab_report._undecided_reason(digits_lab(), level, LEVEL).text("en")
 
 
 def test_report_applies_holms_correction(tmp_path):
@@ -495,6 +495,6 @@ def test_report_applies_holms_correction(tmp_path):
         ([("C1", nearly), ("C2", nearly / 10)], ["supported", "supported"]),
     ):
         question.errors = errors
-        document = page.write_report(tmp_path, question.lab, {"claims": question}, machines={}, commands=[])
+        document = lab_report.write_report(tmp_path, question.lab, {"claims": question}, machines={}, commands=[])
         assert [claim_["verdict"] for claim_ in document["claims"]] == wanted
         assert all((claim_["interval"][0] > 0) == (claim_["verdict"] == "supported") for claim_ in document["claims"])

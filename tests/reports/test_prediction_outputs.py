@@ -18,12 +18,12 @@ from tests.bundles.test_bundle import FIXTURE
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources.registry import open_data, open_named_split
-from vitrail.evaluation.metrics import doubtful_labels
-from vitrail.evaluation.paired import Paired, holm, sign_test
-from vitrail.evaluation.predictions.saved import SavedPredictions
-from vitrail.evaluation.predictions.sort import in_order
-from vitrail.evaluation.predictions.tables import Parquet, check_table, open_table
-from vitrail.evaluation.protocols import answer_split
+from vitrail.evaluation.metrics import find_doubtful_labels
+from vitrail.evaluation.paired import PairedComparison, holm_levels, sign_test
+from vitrail.evaluation.predictions.prediction_tables import ParquetTable, check_table, open_table
+from vitrail.evaluation.predictions.row_sorting import sort_rows
+from vitrail.evaluation.predictions.saved_predictions import SavedPredictions
+from vitrail.evaluation.protocols import evaluate_split
 from vitrail.inference.registry import ENGINES
 
 EVIL = ["=cmd|' /C calc'!A0", "+1.png", "-1.png", "@a.png", "\tb.png", "\rc.png", 'a"b,c.png', "two\nlines.png"]
@@ -60,19 +60,19 @@ def test_the_paired_test_equals_scipys():
 
 
 def test_a_comparison_is_a_sentence():
-    paired = Paired(318, 300, 836, 2000)
+    paired = PairedComparison(318, 300, 836, 2000)
     said = "ViT 57.7 %, ResNet 56.8 %: cannot tell, 318 against 300 of 2,000, p = 0.49"
     assert paired.sentence("ViT", "ResNet") == said
-    better = Paired(30, 60, 10, 200).sentence("ViT", "ResNet")
+    better = PairedComparison(30, 60, 10, 200).sentence("ViT", "ResNet")
     assert better == "ViT 20.0 %, ResNet 35.0 %: ResNet is better, 30 against 60 of 200, p = 0.0021"
-    assert Paired(30, 60, 10, 200).verdict("ViT", "ResNet", level=0.002) == "cannot tell"
-    assert Paired(0, 0, 3, 3).p_value == 1
+    assert PairedComparison(30, 60, 10, 200).verdict("ViT", "ResNet", level=0.002) == "cannot tell"
+    assert PairedComparison(0, 0, 3, 3).p_value == 1
     one, other = np.array([1, 1, 0, 0, 1], bool), np.array([1, 0, 1, 0, 0], bool)
-    assert Paired.of(one, other) == (2, 1, 1, 5)
+    assert PairedComparison.of(one, other) == (2, 1, 1, 5)
 
 
 def test_holm_is_strictest_with_the_smallest():
-    levels = holm({"a": 0.001, "b": 0.02, "c": 0.04, "d": 0.9})
+    levels = holm_levels({"a": 0.001, "b": 0.02, "c": 0.04, "d": 0.9})
     assert levels == pytest.approx({"a": 0.0125, "b": 0.05 / 3, "c": 0.05 / 3, "d": 0.05 / 3})
 
 
@@ -118,7 +118,7 @@ def write_many(path, count, sort=None, force=False):
             for one in rows:
                 table.add(one)
             return
-        with in_order(rows, sort, path.parent) as ordered:
+        with sort_rows(rows, sort, path.parent) as ordered:
             for one in ordered:
                 table.add(one)
 
@@ -164,7 +164,7 @@ def test_rows_are_not_kept_in_memory(tmp_path, ending, sort):
 def test_parquet_is_written_piece_by_piece(tmp_path, monkeypatch):
     from pyarrow import parquet
 
-    monkeypatch.setattr(Parquet, "_TOGETHER", 100)
+    monkeypatch.setattr(ParquetTable, "_TOGETHER", 100)
     write_many(tmp_path / "a.parquet", 950)
     found = parquet.ParquetFile(tmp_path / "a.parquet")
     assert (found.num_row_groups, found.metadata.num_rows) == (10, 950)
@@ -174,15 +174,16 @@ def test_parquet_is_written_piece_by_piece(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("ending", "sort"), [("csv", ""), ("jsonl", ""), ("parquet", ""), ("csv", "uncertain")])
 def test_a_million_rows_take_as_much_memory_as_a_hundred_thousand(tmp_path, ending, sort):
     script = (
-        "import resource, sys\nfrom pathlib import Path\nfrom vitrail.evaluation.predictions.tables import open_table\n"
-        "from vitrail.evaluation.predictions.sort import in_order\n"
+        "import resource, sys\nfrom pathlib import Path\n"
+        "from vitrail.evaluation.predictions.prediction_tables import open_table\n"
+        "from vitrail.evaluation.predictions.row_sorting import sort_rows\n"
         "count, path, sort = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]\n"
         "labels = ['a', 'b', 'c']\n"
         "rows = ({'file': f'images/{n:07}.png', 'predictions': [{'label': l, 'score': (n * 7919 % 100003) / 100003}"
         " for l in labels]} for n in range(count))\n"
         "with open_table(path, best=3) as table:\n"
         "    if sort:\n"
-        "        with in_order(rows, sort, path.parent) as ordered:\n"
+        "        with sort_rows(rows, sort, path.parent) as ordered:\n"
         "            for row in ordered: table.add(row)\n"
         "    else:\n"
         "        for row in rows: table.add(row)\n"
@@ -198,7 +199,7 @@ def test_a_million_rows_take_as_much_memory_as_a_hundred_thousand(tmp_path, endi
 def test_an_order_keeps_ties_and_puts_errors_last():
     rows = [row("a", 0.5), failed("b"), row("c", 0.9), row("d", 0.2), row("e", 0.5)]
     for by, expected in (("uncertain", "daecb"), ("confident", "caedb")):
-        with in_order(rows, by) as ordered:
+        with sort_rows(rows, by) as ordered:
             assert "".join(one["file"] for one in ordered) == expected
 
 
@@ -354,17 +355,17 @@ def test_labels_that_are_likely_wrong_are_found():
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     given = truth.copy()
     given[:50] = (truth[:50] + 1) % 4
-    found = doubtful_labels(shares, given)
+    found = find_doubtful_labels(shares, given)
     assert found[:50].mean() > 0.5
     assert found[50:].sum() <= 2
-    assert not doubtful_labels(shares, shares.argmax(1)).any()
+    assert not find_doubtful_labels(shares, shares.argmax(1)).any()
 
 
 @pytest.mark.slow
 def test_changed_labels_of_fashion_mnist_are_found():
     """As docs/evaluate.md states."""
     try:
-        found = answer_split(ENGINES["torch"].open("fashion"), "fashion-mnist", "test").answers
+        found = evaluate_split(ENGINES["torch"].open("fashion"), "fashion-mnist", "test").answers
     except UsageError as missing:
         pytest.skip(str(missing))
     for share, recall, precision in ((0.05, 0.86, 0.80), (0.01, 0.84, 0.43)):
@@ -374,7 +375,7 @@ def test_changed_labels_of_fashion_mnist_are_found():
             is_changed = rng.random(10_000) < share
             given = found.labels.copy()
             given[is_changed] = (given[is_changed] + rng.integers(1, 10, is_changed.sum())) % 10
-            marked = doubtful_labels(found.probabilities, given)
+            marked = find_doubtful_labels(found.probabilities, given)
             both = (marked & is_changed).sum()
             shares.append([both / is_changed.sum(), both / marked.sum()])
         assert np.mean(shares, axis=0) == pytest.approx([recall, precision], abs=0.01)

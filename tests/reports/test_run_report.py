@@ -17,11 +17,11 @@ from vitrail.core.terminal import say
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
-from vitrail.evaluation.classify import Answers
-from vitrail.evaluation.metrics import score
+from vitrail.evaluation.metrics import score_classes
+from vitrail.evaluation.split_predictions import SplitPredictions
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.reports import run_report
-from vitrail.reports.curves import Curve, axes, curve_of, draw_curves
+from vitrail.reports.curves import TrainingCurve, draw_curves, training_curve, with_axis_choice
 from vitrail.reports.objectives.registry import sections, summary
 from vitrail.reports.run_report import RunReport, read_events
 from vitrail.training.objectives.judgement import Classification, Judgement, judge_classifier
@@ -98,7 +98,7 @@ def test_its_numbers_are_those_of_the_run(run):
         )
         assert f"<title>held out&#10;{one['step']}: {100 * other['accuracy']:.4g}</title>" in page
         assert f"<title>스텝 {one['step']}&#10;학습 {one['loss']:.4g}&#10;떼어 둠 {other['loss']:.4g}</title>" in page
-    assert curve_of(events, "evaluate", "accuracy").seconds == [event["seconds"] for event in evaluated]
+    assert training_curve(events, "evaluate", "accuracy").seconds == [event["seconds"] for event in evaluated]
     assert page.count('class="by-seconds"') == page.count('class="by-step"') == 4
     assert f"{evaluated[-1]['accuracy']:.1%} at the end" in page
     final = events[-2]
@@ -170,8 +170,8 @@ def test_a_thousand_classes_are_shown_by_their_most_confused_pairs():
     judgement = Classification(
         scores={},
         sentence="",
-        full=score(probabilities, labels, names),
-        answers=Answers(np.arange(4000), labels, probabilities),
+        full=score_classes(probabilities, labels, names),
+        answers=SplitPredictions(np.arange(4000), labels, probabilities),
         labels=names,
         split=Split("test", np.zeros((4000, 8, 8, 1), np.uint8), labels),
         preprocess=eye,
@@ -201,7 +201,7 @@ def test_metrics_of_version_0_1_have_no_seconds():
     assert "the recipe&#x27;s peak: 0.003" in page  # which no recorded step need have
     assert "by-seconds" not in page
     assert "<input" not in page
-    assert curve_of(events, "step", "loss").seconds == [None] * len(curve_of(events, "step", "loss").steps)
+    assert training_curve(events, "step", "loss").seconds == [None] * len(training_curve(events, "step", "loss").steps)
 
 
 def test_steps_after_the_checkpoint_that_a_run_resumed_from_are_forgotten(tmp_path):
@@ -210,13 +210,16 @@ def test_steps_after_the_checkpoint_that_a_run_resumed_from_are_forgotten(tmp_pa
 
     events = [step(10, 3.0), step(20, 2.0), step(30, 1.0), {"event": "resume", "step": 20}, step(25, 1.5)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    assert curve_of(read_events(tmp_path / "metrics.jsonl"), "step", "loss")[1::2] == ([10, 20, 25], [3.0, 2.0, 1.5])
+    assert training_curve(read_events(tmp_path / "metrics.jsonl"), "step", "loss")[1::2] == (
+        [10, 20, 25],
+        [3.0, 2.0, 1.5],
+    )
 
 
 def test_a_single_step_is_no_curve(tmp_path, few):
     recipe = Recipe(steps=3, batch=16)  # of which the last is recorded
     page = (train(few, "ViT-Pico/2", tmp_path / "run", recipe, ALONE, quiet=True).folder / "report.html").read_text()
-    assert len(curve_of(read_events(tmp_path / "run" / "metrics.jsonl"), "step", "loss").steps) == 1
+    assert len(training_curve(read_events(tmp_path / "run" / "metrics.jsonl"), "step", "loss").steps) == 1
     assert 'class="by-step"' not in page
     assert "Images per second: " in page
     assert "at the end" in page
@@ -321,10 +324,10 @@ def test_arrays_have_no_name_in_commands(tmp_path, few):
 
 def test_curves_of_several_runs_share_a_chart():
     runs = [
-        Curve("one", [10, 20], [1.0, 2.0], [0.5, 0.25], 0),
-        Curve(Html("a &lt; b"), [10, 20, 30], [None, 7000.0, 9000.0], [0.9, 0.8, 0.7], 1),
+        TrainingCurve("one", [10, 20], [1.0, 2.0], [0.5, 0.25], 0),
+        TrainingCurve(Html("a &lt; b"), [10, 20, 30], [None, 7000.0, 9000.0], [0.9, 0.8, 0.7], 1),
     ]
-    page = axes(draw_curves(runs, "loss"))
+    page = with_axis_choice(draw_curves(runs, "loss"))
     over_steps, over_time = page.split('class="by-seconds"')
     assert "<title>step 20&#10;one 0.25&#10;a &lt; b 0.8</title>" in over_steps
     assert "<title>minutes 150&#10;a &lt; b 0.7</title>" in over_time

@@ -16,10 +16,10 @@ from vitrail.core.errors import UsageError, VitrailError
 from vitrail.core.least_squares import Ridge
 from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitrail.data.sources.registry import open_data
-from vitrail.evaluation.compare_runs import side_by_side
-from vitrail.evaluation.features import extract
+from vitrail.evaluation.compare_runs import compare_runs
+from vitrail.evaluation.feature_classifiers import fit_ridge_head
+from vitrail.evaluation.features import extract_features
 from vitrail.evaluation.protocols import evaluate
-from vitrail.evaluation.transfer import ridge_head
 from vitrail.lab.exact import redraw
 from vitrail.training.adapt_channels import adapt_channels
 from vitrail.training.finetune import adapt_bundle, replace_head
@@ -148,7 +148,7 @@ def test_a_head_by_least_squares_knows_how_sure_it_is():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, 60)
     features = rng.normal(size=(60, 8)) + 2 * np.eye(8)[labels]
-    linear, left_out = ridge_head(features, labels, classes=3)
+    linear, left_out = fit_ridge_head(features, labels, classes=3)
     targets = np.where(labels[:, None] == np.arange(3), 1.0, -1.0)
     penalty = Ridge(features, targets).choose()
     scale = np.linalg.norm(linear.weight) / np.linalg.norm(Ridge(features, targets).solve(penalty).weight)
@@ -225,8 +225,8 @@ def test_the_learning_rate_follows_the_mistakes_of_the_head(tmp_path, few, capsy
     bundle = vitrail.load("fashion")
     training, _ = open_data(few).for_training(holdout=recipe.holdout, seed=0)
     model, preprocess, _ = adapt_bundle(bundle, open_data(few).labels, 1, recipe)
-    features = extract(model, preprocess, training)
-    _, scores = ridge_head(features, training.labels, classes=10)
+    features = extract_features(model, preprocess, training)
+    _, scores = fit_ridge_head(features, training.labels, classes=10)
     own = torch.from_numpy(scores).softmax(1).numpy()[np.arange(len(features)), training.labels]
     assert probe["residual"] == pytest.approx(1 - own.mean(), rel=1e-6)
     assert 0.05 < probe["residual"] < 0.7
@@ -274,7 +274,7 @@ def test_a_frozen_model_whose_head_is_trained_is_a_linear_head(tmp_path, few):
     provenance = vitrail.load(tmp_path / "run" / "bundle").provenance
     assert provenance["weights"].startswith("linear head on frozen features, trained")
     assert provenance["choice"].startswith("the trained head is kept: ")
-    (run,) = side_by_side([tmp_path / "run"]).to_json()["runs"]
+    (run,) = compare_runs([tmp_path / "run"]).to_json()["runs"]
     assert run["result"] == "ViT-Fashion/4, linear head on frozen features"
 
 
@@ -292,7 +292,7 @@ def test_a_linear_head_is_called_so_in_the_card_the_report_and_runs(tmp_path, fe
     assert "Which model was kept: the fine-tuned model is kept" in report
     assert "on 20 images held out of the training images" in report
     assert "The scores below are of the same images that chose the model" in report
-    results = {Path(run["folder"]).name: run["result"] for run in side_by_side([tmp_path]).to_json()["runs"]}
+    results = {Path(run["folder"]).name: run["result"] for run in compare_runs([tmp_path]).to_json()["runs"]}
     model = "ViT-Fashion/4"
     assert results == {"frozen": f"{model}, {phrase}", "spoilt": f"{model}, {phrase}", "tuned": model}
 

@@ -71,8 +71,8 @@ def relevance(model: AnyModel, images: Tensor, classes: Tensor | None = None) ->
         raise UsageError(f"Relevance needs a model that classifies, got one that predicts {model.config.predicts}.")
     if layout.merges:
         raise UsageError(
-            "Relevance needs a model that merges no tokens. Use vitrail.evaluation.merging.with_merge(model, 0), whose"
-            " logits are close."
+            "Relevance needs a model that merges no tokens. Use vitrail.evaluation.merge_search.with_merge(model, 0),"
+            " whose logits are close."
         )
     with evaluating(model), torch.enable_grad(), attention_written_out(model) as kept:
         logits = model(images)

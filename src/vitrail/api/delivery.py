@@ -111,7 +111,7 @@ def bench(
         >>> fastest["engine"] in ("torch", "onnx", "openvino"), fastest["same"] <= fastest["images"]
         (True, True)
     """
-    from vitrail.evaluation.benchmark import bench as run
+    from vitrail.evaluation.benchmark import benchmark_engines as run
 
     return Report(run(str(bundle), data, split=split, threads=threads, device=device or "auto"))
 
@@ -167,7 +167,7 @@ def export(
         if data is not None:
             raise UsageError(f"Data must be given with --merge, got {data!r} without it.")
         return Report(run(path, folder, to, **how))
-    from vitrail.evaluation.merging import merged_bundle
+    from vitrail.evaluation.merge_search import merged_bundle
 
     with merged_bundle(path, str(merge), data, tolerance) as (merged, about):
         return Report(run(merged, folder, to, **how, about={"merging": about}))

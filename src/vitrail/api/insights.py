@@ -170,7 +170,7 @@ def explain(
     shown = [] if is_empty else name_images(images)[0]
 
     from vitrail.bundles.bundle import open_bundle
-    from vitrail.reports.explain.page import explain as write
+    from vitrail.reports.explain.explain_page import explain as write
 
     return write(open_bundle(bundle), shown, Path(output), force=force)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vitrail.api.predictions import Evaluation, Prediction, Predictions
     from vitrail.api.training_commands import Diagnosis
     from vitrail.bundles.metadata import Parts
-    from vitrail.evaluation.compare_runs import SideBySide
+    from vitrail.evaluation.compare_runs import RunComparison
     from vitrail.reports.inspect.inspection_page import Inspection
     from vitrail.training.run import Result
 
@@ -151,7 +151,7 @@ def show_evaluation(found: "Evaluation", given: Given) -> None:
     return None
 
 
-def show_runs(found: "SideBySide", given: Given) -> None:
+def show_runs(found: "RunComparison", given: Given) -> None:
     """Runs side by side."""
     say_notes(found.notes)
     if given.json:

@@ -24,7 +24,7 @@ from vitrail.core.flags import argument, flag, python_only
 from vitrail.core.settings import check_integer
 from vitrail.core.terminal import Meter
 from vitrail.data.image_files import are_image_files, name_images
-from vitrail.evaluation.predictions.tables import endings
+from vitrail.evaluation.predictions.prediction_tables import table_endings
 
 if TYPE_CHECKING:
     from vitrail.bundles.metadata import Parts
@@ -162,7 +162,7 @@ def evaluate(
     output: Annotated[
         str | Path | None,
         file_flag(
-            f"Also write each image's label and answers: a file that ends in {', '.join(endings())}; or .npz, to"
+            f"Also write each image's label and answers: a file that ends in {', '.join(table_endings())}; or .npz, to"
             " compare them later, as in a run."
         ),
     ] = None,
@@ -198,9 +198,9 @@ def evaluate(
     if asked := [name for name, path in paths.items() if path is not None]:
         if protocol != "classify":
             raise UsageError(f"--{asked[0]} must come with --protocol classify, got {protocol}.")
-        from vitrail.reports.evaluation_outputs import Outputs
+        from vitrail.reports.evaluation_outputs import EvaluationOutputs
 
-        outputs = Outputs.open(**cast(dict[str, Any], paths), force=force, device=device)
+        outputs = EvaluationOutputs.open(**cast(dict[str, Any], paths), force=force, device=device)
     from vitrail.evaluation.protocols import evaluate as judge
     from vitrail.inference.engine import EngineRequest
 
@@ -331,7 +331,7 @@ def predict(
     ] = None,
     output: Annotated[
         str | Path | None,
-        file_flag(f"Write the answers to a file that ends in {', '.join(endings())}, a row an image."),
+        file_flag(f"Write the answers to a file that ends in {', '.join(table_endings())}, a row an image."),
     ] = None,
     page: Annotated[
         str | Path | None, folder_flag("Write a contact sheet: pages of all images by their answer.")
@@ -365,11 +365,11 @@ def predict(
         top_k = check_integer("top_k", top_k, low=1, high=10_000_000)
     outputs = None
     if any((features, output, page, sort)):
-        from vitrail.reports.prediction_outputs import Outputs
+        from vitrail.reports.prediction_outputs import PredictionOutputs
 
         paths: dict[str, Any] = {"table": output, "page": page, "features": features}
         paths = {name: Path(path) for name, path in paths.items() if path is not None}
-        outputs = Outputs(**paths, sort=sort, force=force)
+        outputs = PredictionOutputs(**paths, sort=sort, force=force)
         outputs.check()
     chosen, names = _open_images(images, split)
     from vitrail.inference.classifier import Classifier

@@ -35,7 +35,7 @@ from vitrail.training.recipe import OBJECTIVES, Recipe, adjust_recipe, find_reci
 if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset
     from vitrail.data.doctor import Finding
-    from vitrail.evaluation.compare_runs import SideBySide
+    from vitrail.evaluation.compare_runs import RunComparison
     from vitrail.training.run import Result
 
 
@@ -293,7 +293,7 @@ def runs(
     ] = None,
     force: Annotated[bool, flag("Overwrite DIR if vitrail wrote it.")] = False,
     command: RecordedCommand = "",
-) -> "SideBySide":
+) -> "RunComparison":
     """Compare runs: scores with intervals, settings that differ, and a paired test on the same test images.
 
     >>> for lr in (0.001, 0.01):
@@ -310,13 +310,13 @@ def runs(
         raise UsageError("Runs must be given: folders that train or finetune wrote, got none.")
     if page is not None:
         check_output(Path(page), force=force)
-    from vitrail.evaluation.compare_runs import side_by_side
+    from vitrail.evaluation.compare_runs import compare_runs
 
-    found = side_by_side(folders)
+    found = compare_runs(folders)
     if page is not None:
-        from vitrail.reports.runs_page import write_page
+        from vitrail.reports.runs_page import write_runs_page
 
-        write_page(found, Path(page), command=command, force=force)
+        write_runs_page(found, Path(page), command=command, force=force)
     return found
 
 

@@ -14,8 +14,8 @@ from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.data.sources.registry import AnyData, open_images
 from vitrail.evaluation.labels import match_labels, note_match
-from vitrail.evaluation.paired import Paired
-from vitrail.evaluation.protocols import place_labels
+from vitrail.evaluation.paired import PairedComparison
+from vitrail.evaluation.protocols import map_labels
 from vitrail.inference.benchmark_store import Agreement, Measured, Speed, Workload, machine
 from vitrail.inference.engine import EngineChoice, batch_for, cores, limit_threads
 from vitrail.inference.measure import measure
@@ -26,7 +26,7 @@ _TOO_SLOW = 4  # times as slow as the fastest in float32: nobody would take it, 
 _BATCH = 64
 
 
-class Compared(NamedTuple):
+class EngineComparison(NamedTuple):
     """Answers of engine choices to the same images."""
 
     data: str
@@ -47,7 +47,7 @@ class Compared(NamedTuple):
         return (self.decisions[choice] == self.truth).all(axis=1)
 
 
-def bench(
+def benchmark_engines(
     path: str,
     data: AnyData | None = None,
     *,
@@ -90,7 +90,7 @@ def bench(
     }
 
 
-def _notes(parts: Parts, dataset: Dataset, compared: Compared) -> list[str]:
+def _notes(parts: Parts, dataset: Dataset, compared: EngineComparison) -> list[str]:
     """How classes were matched, or that they could not be."""
     if compared.truth is not None:
         return note_match(parts.labels, parts.config.classes, dataset.labels)
@@ -99,7 +99,7 @@ def _notes(parts: Parts, dataset: Dataset, compared: Compared) -> list[str]:
 
 def _compare(
     path: str, device: str, parts: Parts, choices: list[EngineChoice], split: Split, name: str, labels: tuple[str, ...]
-) -> Compared:
+) -> EngineComparison:
     """The answers of all engine choices to a split; each image is decoded once."""
     loader = Loader(split, parts.preprocess, batch=_BATCH, shuffle=False, workers=2)
     meter, found = Meter(len(split), "images"), {choice: [] for choice in choices}
@@ -113,7 +113,7 @@ def _compare(
                 found[choice].append(parts.answer.decide(run(batch.pixels.numpy()).logits))
             meter(sum(map(len, found[choices[0]])))
     decisions = {choice: np.concatenate(rows) for choice, rows in found.items()}
-    return Compared(name, decisions, _truth(parts, split.labels, labels))
+    return EngineComparison(name, decisions, _truth(parts, split.labels, labels))
 
 
 def _truth(parts: Parts, labels: np.ndarray, names: tuple[str, ...]) -> np.ndarray | None:
@@ -127,10 +127,10 @@ def _truth(parts: Parts, labels: np.ndarray, names: tuple[str, ...]) -> np.ndarr
     several = isinstance(parts.answer, MultiLabel)
     if labels.ndim > 1 and not several:
         return None
-    return place_labels(labels, place, parts.config.classes, several=several).reshape(len(labels), -1)
+    return map_labels(labels, place, parts.config.classes, several=several).reshape(len(labels), -1)
 
 
-def _row(parts: Parts, choice: EngineChoice, speed: Speed, compared: Compared) -> dict[str, Any]:
+def _row(parts: Parts, choice: EngineChoice, speed: Speed, compared: EngineComparison) -> dict[str, Any]:
     row: dict[str, Any] = {
         **choice._asdict(),
         "depends_on_batch": ENGINES[choice.engine].depends_on_batch(parts.config, choice.precision),
@@ -145,7 +145,7 @@ def _row(parts: Parts, choice: EngineChoice, speed: Speed, compared: Compared) -
     row |= {"images": images, "same": same, "changed_interval": list(wilson(images - same, images))}
     if compared.truth is not None:
         first, right = (compared.right(one) for one in (next(iter(compared.decisions)), choice))
-        paired = Paired.of(first, right)
+        paired = PairedComparison.of(first, right)
         row |= {
             "accuracy": float(right.mean()),
             "accuracy_interval": list(wilson(int(right.sum()), images)),

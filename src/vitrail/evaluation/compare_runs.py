@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.evaluation.paired import Paired, holm
-from vitrail.evaluation.predictions.saved import NAME as ANSWERS
+from vitrail.evaluation.paired import PairedComparison, holm_levels
+from vitrail.evaluation.predictions.saved_predictions import PREDICTIONS_FILE as ANSWERS
 from vitrail.evaluation.run_reader import Run, find_runs, read_run, short_names
 
 _BESIDE_THE_RESULT = ("workers", "keep", "cache", "cache_gigabytes", "checkpoint_seconds", "snapshots", "gradients")
@@ -15,12 +15,12 @@ _FIRST = ("data", "epochs", "steps")  # of the settings that differ, those that 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pair:
+class RunPair:
     """A paired comparison of two runs."""
 
     one: str
     other: str
-    paired: Paired
+    paired: PairedComparison
     level: float
     """The level at which it is judged, by Holm's correction over all pairs."""
 
@@ -36,14 +36,14 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SideBySide:
+class RunComparison:
     """Several runs, the best first."""
 
     runs: tuple[Run, ...]
     names: tuple[str, ...]
     differences: dict[str, list[Any]]
     """The settings that differ, with the value of each run; None where it has none."""
-    pairs: tuple[Pair, ...]
+    pairs: tuple[RunPair, ...]
     groups: tuple[str, ...]
     """The test images of runs that kept their answers, and these runs, in words."""
 
@@ -94,12 +94,12 @@ class SideBySide:
         }
 
 
-def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
+def compare_runs(paths: Sequence[str | Path]) -> RunComparison:
     """Read runs and compare them."""
     runs = sorted(map(read_run, find_runs(paths)), key=lambda run: -(run.final or {"accuracy": -1})["accuracy"])
     names = short_names(runs)
     known = [(run, name) for run, name in zip(runs, names, strict=True) if run.answers is not None]
-    found: dict[tuple[str, str], Paired] = {}
+    found: dict[tuple[str, str], PairedComparison] = {}
     groups: list[list[tuple[Run, str]]] = []
     for run, name in known:
         mine = next((group for group in groups if _are_comparable(group[0][0], run)), None)
@@ -108,13 +108,13 @@ def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
         for (one, first), (other, second) in itertools.combinations(group, 2):
             if one.answers is not None and other.answers is not None:
                 found[first, second] = one.answers.against(other.answers)
-    levels = holm({both: paired.p_value for both, paired in found.items()})
-    return SideBySide(
+    levels = holm_levels({both: paired.p_value for both, paired in found.items()})
+    return RunComparison(
         runs=tuple(runs),
         names=tuple(names),
         differences=_differences(runs),
         pairs=tuple(
-            Pair(one=one, other=other, paired=paired, level=levels[one, other])
+            RunPair(one=one, other=other, paired=paired, level=levels[one, other])
             for (one, other), paired in found.items()
         ),
         groups=tuple(f"{_images(group[0][0])}: {', '.join(name for _, name in group)}" for group in groups),

@@ -31,7 +31,7 @@ from vitrail.models.base import AnyModel
 _FILES = ("features.safetensors", "key.json")
 
 
-def extract(
+def extract_features(
     model: AnyModel,
     preprocess: Preprocess,
     split: Split,
@@ -76,7 +76,7 @@ def _compute(model: AnyModel, images: Tensor, layer: int | None) -> Tensor:
     return output.mean(dim=1) if output.ndim == 3 else output
 
 
-def pooling(model: AnyModel, layer: int | None) -> str:
+def pooling_name(model: AnyModel, layer: int | None) -> str:
     """How the output of a layer is pooled to the features of an image, in a word."""
     if layer is None:
         return "as the head reads"
@@ -140,7 +140,7 @@ class FeatureStore:
                 return features
         model, preprocess = self.bundle.model, self.bundle.preprocess
         meter = Meter(len(split), "images")
-        features = extract(model, preprocess, split, layer=self.layer, workers=self.workers, meter=meter)
+        features = extract_features(model, preprocess, split, layer=self.layer, workers=self.workers, meter=meter)
         try:
             with atomic_folder(entry, force=True, owned=True) as aside:
                 save_file({"features": features}, aside / "features.safetensors")

@@ -34,12 +34,12 @@ LINEAR_HEAD = "linear head on frozen features"
 
 def keeps_linear_head(events: Events) -> bool:
     """Whether the run changed no weights but those of the head, or kept the model from before it changed others."""
-    if any(event.get("freeze") for event in of_kind(events, "start")):
+    if any(event.get("freeze") for event in select_events(events, "start")):
         return True
-    if choices := of_kind(events, "choice"):
+    if choices := select_events(events, "choice"):
         return choices[-1]["kept"] == "start"
-    is_untrained = any(event.get("total") == 0 for event in of_kind(events, "start"))
-    return is_untrained and bool(of_kind(events, "probe"))
+    is_untrained = any(event.get("total") == 0 for event in select_events(events, "start"))
+    return is_untrained and bool(select_events(events, "probe"))
 
 
 # The numbers of events that a report shows, and those of them that are null where a number was not finite.
@@ -64,7 +64,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
-def of_kind(events: Events, kind: str) -> list[dict[str, Any]]:
+def select_events(events: Events, kind: str) -> list[dict[str, Any]]:
     """The events of a kind."""
     return [event for event in events if event["event"] == kind]
 

@@ -12,7 +12,7 @@ BINS = 15
 _LARGEST_MATRIX = 3000  # classes: beyond, who is taken for whom would fill gigabytes
 
 
-def score(
+def score_classes(
     probabilities: np.ndarray, labels: np.ndarray, names: tuple[str, ...], *, calibrated: bool = True
 ) -> dict[str, Any]:
     """All scores of `vitrail evaluate`, from the probabilities (n, classes) and the true classes (n).
@@ -148,7 +148,7 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
 _IMPROBABLE = 0.05
 
 
-def doubtful_labels(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def find_doubtful_labels(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Whether each image's label is likely wrong (n): the model is at least as sure of another class as it is, on
     average, of images with that class's label (confident learning, arXiv 1911.00068, section 3.1), and gives the label
     itself less than 5 %.

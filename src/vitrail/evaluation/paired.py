@@ -16,7 +16,7 @@ LEVEL = 0.05
 Name = TypeVar("Name", bound=Hashable)
 
 
-class Paired(NamedTuple):
+class PairedComparison(NamedTuple):
     """Right answers of two models to the same images."""
 
     one: int
@@ -29,7 +29,7 @@ class Paired(NamedTuple):
     """All images."""
 
     @classmethod
-    def of(cls, one: np.ndarray, other: np.ndarray) -> "Paired":
+    def of(cls, one: np.ndarray, other: np.ndarray) -> "PairedComparison":
         """From whether each model's answer to each image is right."""
         both = int((one & other).sum())
         return cls(int(one.sum()) - both, int(other.sum()) - both, both, len(one))
@@ -81,7 +81,7 @@ def sign_test(one: int, other: int) -> float:
     return min(2 * total * math.exp(largest - thrown * math.log(2)), 1.0)
 
 
-def holm(p_values: Mapping[Name, float], level: float = LEVEL) -> dict[Name, float]:
+def holm_levels(p_values: Mapping[Name, float], level: float = LEVEL) -> dict[Name, float]:
     """The level at which each of several hypotheses is to be judged, so that all together err with `level` (Holm 1979).
 
     The smallest p-value is judged most strictly; from the first that is not below its level on, that level stays.

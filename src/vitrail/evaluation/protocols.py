@@ -22,22 +22,29 @@ from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.data.preprocess import ImageLike, Preprocess
 from vitrail.data.sources.registry import AnyData, open_data
-from vitrail.evaluation.classify import Answers, collect
-from vitrail.evaluation.features import FeatureStore, pooling
+from vitrail.evaluation.feature_classifiers import (
+    NEIGHBOURS,
+    SHOTS,
+    TEMPERATURE,
+    fit_ridge,
+    neighbour_votes,
+    sample_shots,
+)
+from vitrail.evaluation.feature_classifiers import fit_probe as learn_probe
+from vitrail.evaluation.features import FeatureStore, pooling_name
 from vitrail.evaluation.labels import match_labels, note_match
-from vitrail.evaluation.metrics import mean_interval, score, score_labels
+from vitrail.evaluation.metrics import mean_interval, score_classes, score_labels
+from vitrail.evaluation.split_predictions import SplitPredictions, collect_predictions
 from vitrail.evaluation.splits import (
     HELD_OUT,
-    ChosenSplit,
+    EvaluationSplit,
     choose_split,
-    is_same,
+    have_same_images,
     note_on_held_out,
     note_on_training_images,
-    split_of_training,
+    training_and_held_out,
     was_trained_on,
 )
-from vitrail.evaluation.transfer import NEIGHBOURS, SHOTS, TEMPERATURE, neighbour_votes, ridge, sample_shots
-from vitrail.evaluation.transfer import probe as learn_probe
 from vitrail.inference.benchmark_store import Workload
 from vitrail.inference.engine import DEFAULT_REQUEST, Engine, EngineRequest, cores
 from vitrail.inference.registry import ENGINES
@@ -66,7 +73,7 @@ def evaluate(
     workers: int = 2,
     device: str | None = None,
     request: EngineRequest = DEFAULT_REQUEST,
-    outputs: "PredictionOutputs | None" = None,
+    outputs: "PredictionWriter | None" = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """All scores of a bundle on data under a protocol, as `evaluate --json` prints them.
@@ -81,7 +88,7 @@ def evaluate(
         engine = open_engine(bundle, data, split, request, device)
         if outputs is not None:
             outputs.check(engine.parts)
-        answered = answer_split(engine, data, split, workers=workers)
+        answered = evaluate_split(engine, data, split, workers=workers)
         scores = answered.scores()
         if outputs is not None:
             model = engine.parts.config.name if isinstance(bundle, Bundle) else str(bundle)
@@ -108,17 +115,17 @@ def check_settings(protocol: Protocol, settings: Mapping[str, Any]) -> dict[str,
     return given
 
 
-class Answered(NamedTuple):
+class SplitEvaluation(NamedTuple):
     """A bundle's own predictions on a split."""
 
     dataset: Dataset
-    chosen: ChosenSplit
+    chosen: EvaluationSplit
     """The images, with the data's classes."""
     place: np.ndarray
     """The model's class of each class of the data."""
     names: tuple[str, ...]
     """Names of the model's classes."""
-    answers: Answers
+    answers: SplitPredictions
     """Predictions of the images, with the model's classes."""
     about: dict[str, Any]
     """Description of the data and of how classes were matched, as JSON."""
@@ -135,7 +142,7 @@ class Answered(NamedTuple):
         if self.thresholds is not None:
             found = score_labels(self.answers.probabilities, self.answers.labels, self.names, self.thresholds)
             return {**self.about, **found}
-        return {**self.about, **score(self.answers.probabilities, self.answers.labels, self.names)}
+        return {**self.about, **score_classes(self.answers.probabilities, self.answers.labels, self.names)}
 
 
 def open_engine(
@@ -151,7 +158,7 @@ def open_engine(
     return ENGINES[choice.engine].open(bundle, device, choice.precision)
 
 
-class PredictionOutputs(typing.Protocol):
+class PredictionWriter(typing.Protocol):
     """What is made of the predictions of protocol classify besides the scores: files, pages, comparisons."""
 
     def check(self, parts: Parts) -> None:
@@ -159,25 +166,27 @@ class PredictionOutputs(typing.Protocol):
         ...
 
     def take(
-        self, answered: Answered, scores: dict[str, Any], *, model: str, preprocess: Preprocess, workers: int
+        self, answered: SplitEvaluation, scores: dict[str, Any], *, model: str, preprocess: Preprocess, workers: int
     ) -> None:
         """Write the predictions of a model, and add to their scores what is learned from them."""
         ...
 
 
-def answer_split(engine: Engine, data: AnyData, split: str | ChosenSplit | None, *, workers: int = 2) -> Answered:
+def evaluate_split(
+    engine: Engine, data: AnyData, split: str | EvaluationSplit | None, *, workers: int = 2
+) -> SplitEvaluation:
     """The bundle's own predictions of each image of a split, once."""
     parts = engine.parts
     parts.check_classifies()
     dataset = open_data(data)
-    judged = split if isinstance(split, ChosenSplit) else choose_split(dataset, split, parts.provenance)
+    judged = split if isinstance(split, EvaluationSplit) else choose_split(dataset, split, parts.provenance)
     own = judged.split
     classes = parts.config.classes
     place, how = match_labels(parts.labels, classes, dataset.labels)
     thresholds = parts.answer.thresholds if isinstance(parts.answer, MultiLabel) else None
     if thresholds is None:
         dataset.check_one_label("A bundle that answers with one class")
-    labels = place_labels(own.labels, place, classes, several=thresholds is not None)
+    labels = map_labels(own.labels, place, classes, several=thresholds is not None)
     chosen = dataclasses.replace(own, labels=labels)
     names = parts.labels or tuple(map(str, range(classes)))
     notes = [*dataset.notes, *judged.notes, *note_match(parts.labels, classes, dataset.labels)]
@@ -191,7 +200,7 @@ def answer_split(engine: Engine, data: AnyData, split: str | ChosenSplit | None,
             with step(lambda: f"computing {names} with engine {engine.name}"):
                 return torch.from_numpy(run(pixels.numpy()).logits)
 
-        answers = collect(
+        answers = collect_predictions(
             compute,
             loader,
             classes,
@@ -201,10 +210,10 @@ def answer_split(engine: Engine, data: AnyData, split: str | ChosenSplit | None,
     if not np.isfinite(answers.probabilities).all():
         raise CorruptFileError(OVERFLOWS)
     about = {"protocol": "classify", "data": dataset.name, **judged.about, "labels_matched": how, "notes": notes}
-    return Answered(dataset, judged, place, names, answers, about, thresholds)
+    return SplitEvaluation(dataset, judged, place, names, answers, about, thresholds)
 
 
-def place_labels(labels: np.ndarray, place: np.ndarray, classes: int, *, several: bool) -> np.ndarray:
+def map_labels(labels: np.ndarray, place: np.ndarray, classes: int, *, several: bool) -> np.ndarray:
     """The data's labels as the bundle numbers them; one class for each image is a single label, if it has several."""
     if not several:
         return place[labels]
@@ -217,7 +226,7 @@ def place_labels(labels: np.ndarray, place: np.ndarray, classes: int, *, several
 
 
 @dataclasses.dataclass(frozen=True)
-class Examples:
+class FeatureExamples:
     """Features and classes of training images and of test images."""
 
     features: np.ndarray
@@ -244,7 +253,7 @@ def read_examples(
     cache: str | Path | None = None,
     workers: int = 2,
     device: str | None = None,
-) -> Examples:
+) -> FeatureExamples:
     """Features of the training images (`train`) and of the test images (`test`, otherwise `val`).
 
     If DATA has no splits, the test images are those that the bundle's training held out; of other data, or with a
@@ -262,29 +271,29 @@ def read_examples(
         **chosen.about,
         "train_count": len(training),
         "layer": store.layer,
-        "pooling": pooling(loaded.model, store.layer),
+        "pooling": pooling_name(loaded.model, store.layer),
         "features": features.shape[1],
         "cached": store.hits == 2,
         "notes": [*dataset.notes, *chosen.notes, *store.notes],
     }
-    return Examples(features, training.labels, asked, judged.labels, dataset.labels, about)
+    return FeatureExamples(features, training.labels, asked, judged.labels, dataset.labels, about)
 
 
 def _divide_for(
     provenance: dict[str, Any], dataset: Dataset, split: str | None, seed: int | None
-) -> tuple[Split, ChosenSplit]:
+) -> tuple[Split, EvaluationSplit]:
     """`divide` for a bundle: data without splits is divided as its training divided it, unless there is a seed."""
-    training, judged = divide(dataset, split, 0 if seed is None else seed)
+    training, judged = choose_train_and_test(dataset, split, 0 if seed is None else seed)
     if judged.name != HELD_OUT or not was_trained_on(dataset, provenance):
-        return training, ChosenSplit(judged)
-    parts = split_of_training(dataset, provenance)
+        return training, EvaluationSplit(judged)
+    parts = training_and_held_out(dataset, provenance)
     if parts is not None and seed is None:
-        return parts[0], ChosenSplit(parts[1], notes=(note_on_held_out(parts[1]),))
-    trained_on = parts is None or not is_same(parts[1], judged)
-    return training, ChosenSplit(judged, trained_on, (note_on_training_images(),) if trained_on else ())
+        return parts[0], EvaluationSplit(parts[1], notes=(note_on_held_out(parts[1]),))
+    trained_on = parts is None or not have_same_images(parts[1], judged)
+    return training, EvaluationSplit(judged, trained_on, (note_on_training_images(),) if trained_on else ())
 
 
-def divide(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split]:
+def choose_train_and_test(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split]:
     """Training images and test images, which never overlap."""
     seed = check_integer("seed", seed, low=0, high=2**63 - 1)
     if dataset.splits.keys() <= {"all", "train"}:
@@ -303,7 +312,9 @@ def divide(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split
     return training, judged
 
 
-def knn(examples: Examples, *, neighbours: int | None = None, temperature: float = TEMPERATURE) -> dict[str, Any]:
+def knn(
+    examples: FeatureExamples, *, neighbours: int | None = None, temperature: float = TEMPERATURE
+) -> dict[str, Any]:
     """All scores of a vote of the nearest training images, by default 20 or all if there are fewer."""
     e = examples
     neighbours = min(NEIGHBOURS, len(e.features)) if neighbours is None else neighbours
@@ -316,19 +327,24 @@ def knn(examples: Examples, *, neighbours: int | None = None, temperature: float
         **e.about,
         "neighbours": neighbours,
         "temperature": temperature,
-        **score(shares, e.truth, e.names),
+        **score_classes(shares, e.truth, e.names),
     }
 
 
-def probe(examples: Examples, *, penalty: float | None = None, seed: int = 0) -> dict[str, Any]:
+def probe(examples: FeatureExamples, *, penalty: float | None = None, seed: int = 0) -> dict[str, Any]:
     """All scores of a logistic regression on the features."""
     e = examples
     found, penalty = learn_probe(e.features, e.labels, classes=e.classes, penalty=penalty, seed=seed)
-    return {"protocol": "probe", **e.about, "penalty": penalty, **score(found.probabilities(e.asked), e.truth, e.names)}
+    return {
+        "protocol": "probe",
+        **e.about,
+        "penalty": penalty,
+        **score_classes(found.probabilities(e.asked), e.truth, e.names),
+    }
 
 
 def fewshot(
-    examples: Examples,
+    examples: FeatureExamples,
     *,
     shots: Sequence[int] | None = None,
     seeds: int = 5,
@@ -356,8 +372,8 @@ def fewshot(
             listed = ", ".join(short[:5]) + (", ..." if len(short) > 5 else "")
             notes.append(f"{number} shots: {len(short)} of {e.classes} classes have fewer, all were taken ({listed})")
         rows.append({"shots": number, **_few(e, number, range(seed, seed + seeds), penalty), "fewer": short})
-    found, penalty = ridge(e.features, e.labels, classes=e.classes, penalty=penalty)
-    final = score(found(e.asked), e.truth, e.names, calibrated=False)
+    found, penalty = fit_ridge(e.features, e.labels, classes=e.classes, penalty=penalty)
+    final = score_classes(found(e.asked), e.truth, e.names, calibrated=False)
     return {
         "protocol": "fewshot",
         **e.about,
@@ -369,11 +385,11 @@ def fewshot(
     }
 
 
-def _few(e: Examples, shots: int, seeds: Sequence[int], penalty: float | None) -> dict[str, Any]:
+def _few(e: FeatureExamples, shots: int, seeds: Sequence[int], penalty: float | None) -> dict[str, Any]:
     accuracies, penalties = [], []
     for seed in seeds:
         drawn = sample_shots(e.labels, shots, seed)
-        found, chosen = ridge(e.features[drawn], e.labels[drawn], classes=e.classes, penalty=penalty)
+        found, chosen = fit_ridge(e.features[drawn], e.labels[drawn], classes=e.classes, penalty=penalty)
         accuracies.append(float((found(e.asked).argmax(axis=1) == e.truth).mean()))
         penalties.append(chosen)
     interval = mean_interval(accuracies)

@@ -10,9 +10,17 @@ from typing import Any
 
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import read_document
-from vitrail.evaluation.history import LINEAR_HEAD, Events, is_number, is_run, keeps_linear_head, of_kind, read_events
-from vitrail.evaluation.predictions.saved import NAME as ANSWERS
-from vitrail.evaluation.predictions.saved import SavedPredictions
+from vitrail.evaluation.history import (
+    LINEAR_HEAD,
+    Events,
+    is_number,
+    is_run,
+    keeps_linear_head,
+    read_events,
+    select_events,
+)
+from vitrail.evaluation.predictions.saved_predictions import PREDICTIONS_FILE as ANSWERS
+from vitrail.evaluation.predictions.saved_predictions import SavedPredictions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +57,7 @@ class Run:
     @property
     def final(self) -> dict[str, Any] | None:
         """Its scores at the end: `split`, `count`, `accuracy`, `accuracy_interval`; None if it has none."""
-        for event in reversed(of_kind(self.events, "final")):
+        for event in reversed(select_events(self.events, "final")):
             ends = event.get("accuracy_interval")
             numbers = (event.get("accuracy"), event.get("count"), *(ends if isinstance(ends, list) else [None]))
             if len(numbers) == 4 and all(map(is_number, numbers)):
@@ -75,7 +83,7 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """Whether it came to its end."""
-        return bool(of_kind(self.events, "end"))
+        return bool(select_events(self.events, "end"))
 
     @property
     def lacks_answers(self) -> bool:

@@ -11,7 +11,7 @@ HELD_OUT = "held-out"
 """Name of the images that training held out of data without a val split."""
 
 
-class ChosenSplit(NamedTuple):
+class EvaluationSplit(NamedTuple):
     """Images to evaluate a bundle on."""
 
     split: Split
@@ -26,34 +26,34 @@ class ChosenSplit(NamedTuple):
         return {"split": self.split.name, "trained_on": self.trained_on}
 
 
-def choose_split(dataset: Dataset, name: str | None, provenance: dict[str, Any]) -> ChosenSplit:
+def choose_split(dataset: Dataset, name: str | None, provenance: dict[str, Any]) -> EvaluationSplit:
     """The split of this name; otherwise `test`, `val`, the images that the bundle's training held out, or all."""
     if name == HELD_OUT:
-        if not was_trained_on(dataset, provenance) or (parts := split_of_training(dataset, provenance)) is None:
+        if not was_trained_on(dataset, provenance) or (parts := training_and_held_out(dataset, provenance)) is None:
             raise UsageError(
                 f"Split held-out must come with the data that the bundle's training held images out of, got"
                 f" {dataset.name!r}. Use one of {', '.join(dataset.splits)}."
             )
-        return ChosenSplit(parts[1])
+        return EvaluationSplit(parts[1])
     chosen = dataset.for_evaluation(name)
     if chosen.name not in ("train", "all"):
-        return ChosenSplit(chosen)
+        return EvaluationSplit(chosen)
     if not was_trained_on(dataset, provenance):
         if provenance.get("training_fingerprint") == chosen.content_fingerprint():  # photos/train of photos, or a copy
-            return ChosenSplit(chosen, trained_on=True, notes=(note_on_training_images(),))
+            return EvaluationSplit(chosen, trained_on=True, notes=(note_on_training_images(),))
         has_changed = str(provenance.get("data", "")).startswith(f"{dataset.name}: ")
-        return ChosenSplit(chosen, notes=(note_on_changed_data(dataset),) if has_changed else ())
-    if name is None and (parts := split_of_training(dataset, provenance)) is not None:
-        return ChosenSplit(parts[1], notes=(note_on_held_out(parts[1], f"--split {chosen.name}: every image"),))
-    return ChosenSplit(chosen, trained_on=True, notes=(note_on_training_images(),))
+        return EvaluationSplit(chosen, notes=(note_on_changed_data(dataset),) if has_changed else ())
+    if name is None and (parts := training_and_held_out(dataset, provenance)) is not None:
+        return EvaluationSplit(parts[1], notes=(note_on_held_out(parts[1], f"--split {chosen.name}: every image"),))
+    return EvaluationSplit(chosen, trained_on=True, notes=(note_on_training_images(),))
 
 
-def check_other(dataset: Dataset, split: Split, provenance: dict[str, Any], bundle: str) -> list[str]:
+def note_if_trained_on(dataset: Dataset, split: Split, provenance: dict[str, Any], bundle: str) -> list[str]:
     """A note if another bundle, to which this split is given, was trained on images among them."""
     if split.name not in ("train", "all", HELD_OUT) or not was_trained_on(dataset, provenance):
         return []
-    parts = split_of_training(dataset, provenance)
-    return [] if parts is not None and is_same(parts[1], split) else [note_on_training_images(bundle)]
+    parts = training_and_held_out(dataset, provenance)
+    return [] if parts is not None and have_same_images(parts[1], split) else [note_on_training_images(bundle)]
 
 
 def was_trained_on(dataset: Dataset, provenance: dict[str, Any]) -> bool:
@@ -61,7 +61,7 @@ def was_trained_on(dataset: Dataset, provenance: dict[str, Any]) -> bool:
     return provenance.get("data_fingerprint") == dataset.fingerprint()
 
 
-def split_of_training(dataset: Dataset, provenance: dict[str, Any]) -> tuple[Split, Split] | None:
+def training_and_held_out(dataset: Dataset, provenance: dict[str, Any]) -> tuple[Split, Split] | None:
     """The images of this data that a bundle was trained on, and those held out. None if there are none, or if the
     provenance does not tell."""
     seed, holdout = provenance.get("seed"), provenance.get("holdout")
@@ -71,7 +71,7 @@ def split_of_training(dataset: Dataset, provenance: dict[str, Any]) -> tuple[Spl
     return None if held_out is None or held_out.name != HELD_OUT else (training, held_out)
 
 
-def is_same(one: Split, other: Split) -> bool:
+def have_same_images(one: Split, other: Split) -> bool:
     """Whether two splits have the same images in the same order."""
     if one.in_memory is None or other.in_memory is None:
         return list(one.images) == list(other.images)

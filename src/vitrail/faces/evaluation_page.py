@@ -11,7 +11,7 @@ from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.thumbnail import thumbnail_data_url
-from vitrail.evaluation.verification import BINS, DRAWS, Curve
+from vitrail.evaluation.embedding_metrics import BINS, DRAWS, RocCurve
 from vitrail.faces.embed import Face
 from vitrail.faces.recognition import FaceEvaluation
 from vitrail.reports.charts import Interval, Line, interval_chart, line_chart
@@ -89,7 +89,7 @@ def _percent(share: float) -> str:
     return f"{share:.1%}"
 
 
-def _roc(curve: Curve, report: dict[str, Any]) -> str:
+def _roc(curve: RocCurve, report: dict[str, Any]) -> str:
     """TAR over FAR. A curve of steps: at each FAR, the highest TAR that it allows."""
     least = 1 / curve.impostor
     fars = np.geomspace(least, 1, _POINTS)

@@ -28,7 +28,7 @@ import numpy as np
 
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, did_you_mean
 from vitrail.core.files import writable
-from vitrail.evaluation.verification import unit_means
+from vitrail.evaluation.embedding_metrics import mean_templates
 from vitrail.faces.gallery_file import BUSY, NO_ROOM, RESTORE, SCHEMA, connect, create_private, foreign, in_use
 from vitrail.faces.thresholds import Calibration
 
@@ -254,7 +254,7 @@ class Gallery:
         if not _are_units(vectors):
             raise CorruptFileError(path=self.path, cause="is damaged: an embedding is not a unit vector")
         _, starts = np.unique(np.array(people, np.int64), return_index=True)
-        return Index(tuple(name for _, name in names), unit_means(vectors, starts))
+        return Index(tuple(name for _, name in names), mean_templates(vectors, starts))
 
     def _entries(self) -> list[tuple[int, str, bytes]]:
         """The number and the name of a person, and an embedding, for every image, sorted by person: none is missing,

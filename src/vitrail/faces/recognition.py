@@ -13,8 +13,8 @@ from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.core.files import read_document
 from vitrail.core.terminal import Meter
 from vitrail.data.sources.registry import open_data
-from vitrail.evaluation import verification
-from vitrail.evaluation.verification import Blocks, Verification
+from vitrail.evaluation import embedding_metrics
+from vitrail.evaluation.embedding_metrics import PairBlocks, Verification
 from vitrail.faces.embed import Aligner, Embedder, Face
 from vitrail.faces.gallery import TASKS, Gallery, Index, composed, plain_name
 from vitrail.faces.pairs import read_pairs
@@ -98,10 +98,10 @@ def evaluate(
         )
     embedder = Embedder(bundle, device=device, aligner=_aligner(landmarks, faces.root))
     vectors, sources = embedder.embed(faces.images, meter=Meter(len(faces.images), "images"))
-    blocks: Blocks = partial(verification.all_pairs, vectors)
+    blocks: PairBlocks = partial(embedding_metrics.score_all_pairs, vectors)
     if listed is not None:
-        blocks = partial(verification.listed_pairs, vectors, listed.one, listed.other)
-    found = verification.verify(blocks, faces.person_of, seed=seed)
+        blocks = partial(embedding_metrics.score_listed_pairs, vectors, listed.one, listed.other)
+    found = embedding_metrics.verify_pairs(blocks, faces.person_of, seed=seed)
     report: dict[str, Any] = {
         "bundle": bundle,
         "model": embedder.key,
@@ -114,8 +114,8 @@ def evaluate(
         **found.report(),
     }
     if listed is None:
-        report |= verification.people_folds(vectors, faces.person_of, seed=seed) or {"accuracy": None}
-        report |= verification.identify(vectors, faces.person_of, seed=seed)
+        report |= embedding_metrics.cross_validate_people(vectors, faces.person_of, seed=seed) or {"accuracy": None}
+        report |= embedding_metrics.measure_identification(vectors, faces.person_of, seed=seed)
     else:
         report |= _listed_accuracy(blocks, faces.person_of, listed.folds) if listed.folds[-1] else {"accuracy": None}
         report |= {"rank1": None, "dir": []}
@@ -126,7 +126,7 @@ def evaluate(
         )
     if group_of is not None:
         named = [group_of.get(name) for name in faces.people]
-        report["groups"] = verification.by_group(blocks, faces.person_of, named, found, seed=seed)
+        report["groups"] = embedding_metrics.verify_groups(blocks, faces.person_of, named, found, seed=seed)
         if missing := sum(group is None for group in named):
             report["notes"].append(f"{missing:,} of {len(named):,} people are in no group of {str(groups)!r}")
     report["worst"] = {
@@ -139,10 +139,10 @@ def evaluate(
     return FaceEvaluation(report, found, faces)
 
 
-def _listed_accuracy(blocks: Blocks, person_of: np.ndarray, folds: np.ndarray) -> dict[str, Any]:
+def _listed_accuracy(blocks: PairBlocks, person_of: np.ndarray, folds: np.ndarray) -> dict[str, Any]:
     parts = [(block.scores, person_of[block.one] == person_of[block.other]) for block in blocks()]
     scores, truth = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return verification.fold_accuracy(scores, truth, folds)
+    return embedding_metrics.fold_accuracy(scores, truth, folds)
 
 
 def _under_two_names(faces: Faces, sources: Sequence[str]) -> tuple[str, str] | None:
@@ -161,7 +161,7 @@ def _notes(report: dict[str, Any]) -> list[str]:
             f"no error is seen, which does not tell how rare errors are: these are {report['people']:,} people"
         )
     if lacking := [row["far"] for row in report["tar"] if row["tar"] is None]:
-        needed = verification.SUPPORT / max(lacking)
+        needed = embedding_metrics.SUPPORT / max(lacking)
         notes.append(
             f"TAR at FAR {max(lacking):g} and below is not measured: it takes {needed:,.0f} impostor pairs, and there"
             f" are {report['impostor']:,}"
@@ -351,7 +351,7 @@ def calibrate(
 
 
 def _pair_scores(vectors: np.ndarray, people: np.ndarray, *, genuine: bool) -> Iterator[np.ndarray]:
-    for block in verification.all_pairs(vectors):
+    for block in embedding_metrics.score_all_pairs(vectors):
         yield block.scores[(people[block.one] == people[block.other]) == genuine]
 
 

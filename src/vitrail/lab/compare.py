@@ -25,7 +25,7 @@ from vitrail.lab import plan as planning
 from vitrail.lab.executor import check_backend, run_trials
 from vitrail.lab.hardware import describe_machine
 from vitrail.lab.images import Images, is_stored, prepare, restore, store
-from vitrail.lab.page import write_report
+from vitrail.lab.lab_report import write_report
 from vitrail.lab.question import Lab
 from vitrail.lab.registry import FAMILIES, QUESTIONS
 from vitrail.lab.trial import VERSION, Trial

@@ -25,7 +25,7 @@ from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.labels import match_labels
 from vitrail.evaluation.metrics import calibration_bins
-from vitrail.evaluation.paired import holm
+from vitrail.evaluation.paired import holm_levels
 from vitrail.lab import internals, perturbations
 from vitrail.lab.plan import parse_budget
 from vitrail.lab.statistics import Estimate
@@ -343,7 +343,7 @@ def compare_pairs(profiles: Sequence[Profile]) -> list[BundleContrast]:
             else:
                 estimate = perturbations.mean_of(difference)
             contrasts.append(BundleContrast(first.name, second.name, measure, estimate, 0.05))
-    levels = holm({str(at): first.difference.p_value for at, first in enumerate(contrasts)})
+    levels = holm_levels({str(at): first.difference.p_value for at, first in enumerate(contrasts)})
     return [first._replace(level=levels[str(at)]) for at, first in enumerate(contrasts)]
 
 

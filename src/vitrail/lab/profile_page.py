@@ -11,12 +11,12 @@ from vitrail.core.message_files import load_messages
 from vitrail.data.dataset import Split
 from vitrail.lab import perturbations
 from vitrail.lab.hardware import describe_machine
-from vitrail.lab.page import t as lab_t
-from vitrail.lab.page import write_figures
+from vitrail.lab.lab_report import t as lab_t
+from vitrail.lab.lab_report import write_figures
 from vitrail.lab.profile import BundleContrast, Measurement, Profile, profile_document
 from vitrail.reports.charts import Line, line_chart, matrix_chart
 from vitrail.reports.colours import sequential
-from vitrail.reports.families import colours_of
+from vitrail.reports.families import family_colours
 from vitrail.reports.page_kit import bilingual_page, figure, table
 from vitrail.reports.translations import translator
 
@@ -124,7 +124,7 @@ def _pair_table(pairs: Sequence[BundleContrast]) -> str:
 
 def _figures(profiles: Sequence[Profile]) -> list[tuple[str, str]]:
     families = [profile.bundle.model.config.family for profile in profiles]
-    colours = colours_of(families)
+    colours = family_colours(families)
     percent = t("percent", "tspan")
     figures = []
     shifts = [_line(profile, colour, _shift_points(profile)) for profile, colour in zip(profiles, colours, strict=True)]

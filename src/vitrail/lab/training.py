@@ -18,7 +18,7 @@ from vitrail.bundles.bundle import Bundle, save
 from vitrail.core.settings import Pair
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
-from vitrail.evaluation.classify import answer
+from vitrail.evaluation.split_predictions import predict_split
 from vitrail.lab.images import Images
 from vitrail.lab.permute import permute_input
 from vitrail.lab.trial import Outcome, Trial, pack
@@ -209,5 +209,5 @@ def _position_structure(model: AnyModel, step: int) -> list[float] | None:
 def correct_predictions(model: AnyModel, images: Images, split: Split) -> np.ndarray:
     """Return whether the prediction for each image of a split is correct."""
     loader = Loader(split, images.preprocess, batch=500, shuffle=False, workers=0)
-    predictions = answer(model, loader)
+    predictions = predict_split(model, loader)
     return predictions.probabilities.argmax(axis=1) == predictions.labels

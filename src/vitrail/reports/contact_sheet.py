@@ -17,8 +17,8 @@ from vitrail.core.errors import VitrailError
 from vitrail.core.files import atomic_folder, write_text
 from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
-from vitrail.evaluation.predictions.sort import Order, Spool
-from vitrail.evaluation.predictions.tables import Row
+from vitrail.evaluation.predictions.prediction_tables import PredictionRow
+from vitrail.evaluation.predictions.row_sorting import Order, RowStore
 from vitrail.reports.page_kit import bilingual_page, headline_numbers
 from vitrail.reports.translations import translator
 
@@ -26,7 +26,7 @@ ON_PAGE = 200
 """Images on a page: about a megabyte."""
 _PREVIEWED, _PREVIEWS = 600, 12  # images of the overview altogether, and of one answer
 
-word = translator(load_messages(__file__))
+t = translator(load_messages(__file__))
 """A sentence of these pages, in both languages."""
 
 
@@ -51,7 +51,7 @@ def tiles(some: Iterable[Html]) -> Html:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Gallery:
+class ImagePages:
     """All images of one kind, on as many pages as they need."""
 
     stem: str
@@ -73,7 +73,7 @@ class Gallery:
             some = list(islice(every, ON_PAGE))
             opening = opening or some
             first = number * ON_PAGE
-            place = word("place", first=f"{first + 1:,}", last=f"{first + len(some):,}", count=f"{self.count:,}")
+            place = t("place", first=f"{first + 1:,}", last=f"{first + len(some):,}", count=f"{self.count:,}")
             links = self._links(number)
             body = f'<p class="quiet">{place}</p>{tiles(some)}<nav>{links}</nav>'
             write_text(folder / file, bilingual_page(self.title, self.about, body, links=links))
@@ -81,19 +81,19 @@ class Gallery:
 
     def _links(self, number: int) -> Html:
         files = self.files
-        parts = [link("index.html", word("overview"))]
-        parts += [link(files[number - 1], word("previous"))] if number else []
-        parts += [link(files[number + 1], word("next"))] if number + 1 < len(files) else []
+        parts = [link("index.html", t("overview"))]
+        parts += [link(files[number - 1], t("previous"))] if number else []
+        parts += [link(files[number + 1], t("next"))] if number + 1 < len(files) else []
         return Html(" · ".join(parts))
 
 
 class ContactSheet:
     """Images of a folder by the answer that a model gave. They are kept on disk until the pages are written."""
 
-    def __init__(self, spool: Spool) -> None:
+    def __init__(self, spool: RowStore) -> None:
         self._spool, self._labels, self._group = spool, dict[str, int](), array("q")
 
-    def add(self, row: Row) -> None:
+    def add(self, row: PredictionRow) -> None:
         """Add an answer, with its "thumbnail"."""
         label = row["predictions"][0]["label"] if "predictions" in row else None
         self._group.append(-1 if label is None else self._labels.setdefault(label, len(self._labels)))
@@ -114,26 +114,26 @@ class ContactSheet:
         found.sort(key=lambda pair: -len(pair[1]))
         kinds = [(f"answer-{number}", label, members) for number, (label, members) in enumerate(found, 1)]
         if unread:
-            kinds.append(("unread", word("unread"), order[:unread]))
+            kinds.append(("unread", t("unread"), order[:unread]))
         each = min(_PREVIEWED // max(len(kinds), 1), _PREVIEWS)
-        galleries: list[tuple[Gallery, list[Html]]] = []
+        galleries: list[tuple[ImagePages, list[Html]]] = []
         for stem, title, members in kinds:
-            gallery = Gallery(stem=stem, title=title, about=word("by-model", model=model), count=len(members))
+            gallery = ImagePages(stem=stem, title=title, about=t("by-model", model=model), count=len(members))
             opening = gallery.write(folder, (self._tile(index) for index in members.tolist()))
             galleries.append((gallery, opening[:each]))
-        counts = [(word("images"), len(order)), (word("answers"), len(found))]
-        counts += [(word("unread"), unread)] if unread else []
+        counts = [(t("images"), len(order)), (t("answers"), len(found))]
+        counts += [(t("unread"), unread)] if unread else []
         shown = headline_numbers([(name, f"{count:,}") for name, count in counts])
         write_text(folder / "index.html", self._overview(model, shown, galleries, by))
 
-    def _overview(self, model: str, shown: Html, galleries: list[tuple[Gallery, list[Html]]], by: Order) -> str:
+    def _overview(self, model: str, shown: Html, galleries: list[tuple[ImagePages, list[Html]]], by: Order) -> str:
         names = [Html(f"{link(one.files[0], escape(one.title))} {one.count:,}") for one, _ in galleries]
-        sections = [shown, Html(f"<nav>{' · '.join(names)}</nav>"), word(f"{by}-first", "p")]
+        sections = [shown, Html(f"<nav>{' · '.join(names)}</nav>"), t(f"{by}-first", "p")]
         for one, some in galleries:
             if some:  # not of each of a thousand answers
-                more = link(one.files[0], word("all", count=f"{one.count:,}")) if one.count > len(some) else ""
+                more = link(one.files[0], t("all", count=f"{one.count:,}")) if one.count > len(some) else ""
                 sections.append(Html(f"<h2>{escape(one.title)} <small>{more}</small></h2>{tiles(some)}"))
-        return bilingual_page(word("contact-sheet"), word("by-model", model=model), "".join(sections))
+        return bilingual_page(t("contact-sheet"), t("by-model", model=model), "".join(sections))
 
     def _tile(self, index: int) -> Html:
         row = self._spool[index]
@@ -144,16 +144,18 @@ class ContactSheet:
 
 
 @contextlib.contextmanager
-def contact_sheet(output: Path, model: str, *, by: Order = "uncertain", force: bool = False) -> Generator[ContactSheet]:
+def open_contact_sheet(
+    output: Path, model: str, *, by: Order = "uncertain", force: bool = False
+) -> Generator[ContactSheet]:
     """A contact sheet to fill; its pages are in the folder `output` only if the block succeeds."""
-    with atomic_folder(output, force=force) as folder, contextlib.closing(Spool(folder.parent)) as spool:
+    with atomic_folder(output, force=force) as folder, contextlib.closing(RowStore(folder.parent)) as spool:
         sheet = ContactSheet(spool)
         yield sheet
         sheet.write(folder, model, by)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Judged:
+class EvaluatedImage:
     """An image, its answer and its truth."""
 
     index: int
@@ -168,16 +170,16 @@ class Judged:
     """Whether its label is likely wrong: the model is as sure of another class as of that class's own images."""
 
 
-def write_mistakes(
+def write_mistake_pages(
     output: Path,
     model: str,
     *,
     about: str,
     summary: Html,
     confusions: Html,
-    mistakes: Sequence[Judged],
-    right: Sequence[Judged],
-    thumbnails: Callable[[Sequence[Judged]], Iterator[str]],
+    mistakes: Sequence[EvaluatedImage],
+    right: Sequence[EvaluatedImage],
+    thumbnails: Callable[[Sequence[EvaluatedImage]], Iterator[str]],
     force: bool = False,
 ) -> None:
     """Write an evaluation: its `summary`, the mistakes, all of them, the right answers that were least certain, in the
@@ -186,18 +188,18 @@ def write_mistakes(
     with atomic_folder(output, force=force) as folder:
         galleries, openings = [], []
         for stem, some in (("mistakes", mistakes), ("right", right)):
-            gallery = Gallery(
-                stem=stem, title=word(f"{stem}-title", count=f"{len(some):,}"), about=about, count=len(some)
+            gallery = ImagePages(
+                stem=stem, title=t(f"{stem}-title", count=f"{len(some):,}"), about=about, count=len(some)
             )
-            openings.append(gallery.write(folder, map(judged_tile, some, thumbnails(some))))
+            openings.append(gallery.write(folder, map(evaluated_tile, some, thumbnails(some))))
             galleries.append(gallery)
         (mistaken, sure), (opening, _) = galleries, openings
-        more = [link(file, word("further", number=number)) for number, file in enumerate(mistaken.files[1:], 2)]
+        more = [link(file, t("further", number=number)) for number, file in enumerate(mistaken.files[1:], 2)]
         sections = [
             summary,
             Html(f"<h2>{mistaken.title}</h2>"),
-            word("about-mistakes" if mistakes else "no-mistakes", "p"),
-            word("about-doubtful", "p", count=f"{doubtful:,}") if doubtful else Html(""),
+            t("about-mistakes" if mistakes else "no-mistakes", "p"),
+            t("about-doubtful", "p", count=f"{doubtful:,}") if doubtful else Html(""),
             Html(f"<nav>{' · '.join(more)}</nav>") if more else Html(""),
             tiles(opening),
             Html(f"<nav>{' · '.join(more)}</nav>") if more else Html(""),
@@ -205,19 +207,19 @@ def write_mistakes(
         if right:
             sections.append(Html(f"<h2>{link(sure.files[0], escape(sure.title))}</h2>"))
         sections.append(confusions)
-        title = word("evaluation", model=model)
+        title = t("evaluation", model=model)
         write_text(folder / "index.html", bilingual_page(title, about, "".join(sections)))
 
 
-def judged_tile(one: Judged, image: str) -> Html:
+def evaluated_tile(one: EvaluatedImage, image: str) -> Html:
     """An image with its truth and its answer."""
     caption = Html(escape(one.truth))
     if one.answer == one.truth:
         caption = Html(f"{caption} {one.score:.3f}")
     else:
         caption = Html(
-            f'{caption} {one.own:.3f}<br><span class="wrong">{word("called", answer=one.answer)} {one.score:.3f}</span>'
+            f'{caption} {one.own:.3f}<br><span class="wrong">{t("called", answer=one.answer)} {one.score:.3f}</span>'
         )
     if one.is_doubtful:
-        caption = Html(f"{caption}<br><b>{word('doubtful')}</b>")
+        caption = Html(f"{caption}<br><b>{t('doubtful')}</b>")
     return tile(image, one.name, caption)

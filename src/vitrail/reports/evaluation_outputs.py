@@ -18,15 +18,15 @@ from vitrail.core.intervals import wilson
 from vitrail.data.prefetch import prefetch
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.thumbnail import thumbnail_data_url
-from vitrail.evaluation.metrics import doubtful_labels
-from vitrail.evaluation.paired import Paired
-from vitrail.evaluation.predictions.saved import SavedPredictions
-from vitrail.evaluation.predictions.tables import Row, check_table, open_table
-from vitrail.evaluation.protocols import Answered, answer_split
-from vitrail.evaluation.splits import check_other
+from vitrail.evaluation.metrics import find_doubtful_labels
+from vitrail.evaluation.paired import PairedComparison
+from vitrail.evaluation.predictions.prediction_tables import PredictionRow, check_table, open_table
+from vitrail.evaluation.predictions.saved_predictions import SavedPredictions
+from vitrail.evaluation.protocols import SplitEvaluation, evaluate_split
+from vitrail.evaluation.splits import note_if_trained_on
 from vitrail.inference.engine import Engine
 from vitrail.inference.registry import ENGINES
-from vitrail.reports.contact_sheet import ON_PAGE, Judged, word, write_mistakes
+from vitrail.reports.contact_sheet import ON_PAGE, EvaluatedImage, t, write_mistake_pages
 from vitrail.reports.page_kit import headline_numbers, table
 
 _BEST = 5  # answers of an image in a table
@@ -34,7 +34,7 @@ _CONFUSIONS = 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outputs:
+class EvaluationOutputs:
     """What is made of the predictions of `evaluate` besides the scores: a table or file of predictions, a page of
     mistakes, and the comparison with another bundle or with saved predictions."""
 
@@ -70,30 +70,32 @@ class Outputs:
         parts.check_single_label("--output, --page and --against")
 
     def take(
-        self, answered: Answered, scores: dict[str, Any], *, model: str, preprocess: Preprocess, workers: int
+        self, answered: SplitEvaluation, scores: dict[str, Any], *, model: str, preprocess: Preprocess, workers: int
     ) -> None:
         """Write the predictions of a model, and add the comparison to its scores."""
         if self.against is not None:
             other = self._predictions_of_other(answered, scores, workers)
-            scores["against"] = describe(keep(answered).against(other), model, self.against)
+            scores["against"] = comparison_json(to_saved_predictions(answered).against(other), model, self.against)
         if self.output is not None:
             write_output(answered, self.output, force=self.force)
         if self.page is not None:
-            write_page(answered, scores, preprocess, self.page, model=model, workers=workers, force=self.force)
+            write_mistakes(answered, scores, preprocess, self.page, model=model, workers=workers, force=self.force)
 
-    def _predictions_of_other(self, answered: Answered, scores: dict[str, Any], workers: int) -> SavedPredictions:
+    def _predictions_of_other(
+        self, answered: SplitEvaluation, scores: dict[str, Any], workers: int
+    ) -> SavedPredictions:
         """The other model's predictions of the same images. A note says if it was trained on them."""
         if not isinstance(self.other, Engine):
             return cast(SavedPredictions, self.other)
         provenance = self.other.parts.provenance
-        scores["notes"] += check_other(answered.dataset, answered.split, provenance, str(self.against))
+        scores["notes"] += note_if_trained_on(answered.dataset, answered.split, provenance, str(self.against))
         try:
-            return keep(answer_split(self.other, answered.dataset, answered.chosen, workers=workers))
+            return to_saved_predictions(evaluate_split(self.other, answered.dataset, answered.chosen, workers=workers))
         except UsageError as error:
             raise UsageError(f"--against {self.against}: {error}") from None
 
 
-def keep(answered: Answered) -> SavedPredictions:
+def to_saved_predictions(answered: SplitEvaluation) -> SavedPredictions:
     """The answers, to compare them with other models' later."""
     return SavedPredictions.of(
         answered.dataset,
@@ -104,10 +106,10 @@ def keep(answered: Answered) -> SavedPredictions:
     )
 
 
-def write_output(answered: Answered, output: Path, *, force: bool = False) -> None:
+def write_output(answered: SplitEvaluation, output: Path, *, force: bool = False) -> None:
     """Write each image's truth and best answers to a table, or all answers to an .npz file."""
     if output.suffix.lower() == ".npz":
-        keep(answered).write(output, force=force)
+        to_saved_predictions(answered).write(output, force=force)
         return
     best = min(_BEST, len(answered.names))
     with open_table(output, best=best, truth=True, force=force) as rows:
@@ -115,14 +117,14 @@ def write_output(answered: Answered, output: Path, *, force: bool = False) -> No
             rows.add(row)
 
 
-def _rows(answered: Answered, best: int) -> Iterator[Row]:
+def _rows(answered: SplitEvaluation, best: int) -> Iterator[PredictionRow]:
     for index, truth, probabilities in zip(*answered.answers, strict=True):
         chosen = np.argsort(-probabilities, kind="stable")[:best]
         named = [{"label": answered.names[place], "score": float(probabilities[place])} for place in chosen]
         yield {"file": answered.split.image_name(int(index)), "truth": answered.names[truth], "predictions": named}
 
 
-def describe(paired: Paired, one: str, other: str) -> dict[str, Any]:
+def comparison_json(paired: PairedComparison, one: str, other: str) -> dict[str, Any]:
     """A comparison as JSON."""
     right = [round(share * paired.count) for share in paired.accuracies]
     return {
@@ -136,8 +138,8 @@ def describe(paired: Paired, one: str, other: str) -> dict[str, Any]:
     }
 
 
-def write_page(
-    answered: Answered,
+def write_mistakes(
+    answered: SplitEvaluation,
     scores: dict[str, Any],
     preprocess: Preprocess,
     output: Path,
@@ -151,11 +153,11 @@ def write_page(
     probabilities, rows = answers.probabilities, np.arange(len(answers.labels))
     said = probabilities.argmax(axis=1)
     score, own = probabilities[rows, said], probabilities[rows, answers.labels]
-    is_doubtful = doubtful_labels(probabilities, answers.labels)
+    is_doubtful = find_doubtful_labels(probabilities, answers.labels)
 
-    def judged(chosen: np.ndarray) -> list[Judged]:
+    def judged(chosen: np.ndarray) -> list[EvaluatedImage]:
         return [
-            Judged(
+            EvaluatedImage(
                 index=int(answers.indices[row]),
                 name=split.image_name(int(answers.indices[row])),
                 truth=names[answers.labels[row]],
@@ -167,12 +169,12 @@ def write_page(
             for row in chosen
         ]
 
-    def thumbnails(some: Sequence[Judged]) -> Iterator[str]:
+    def thumbnails(some: Sequence[EvaluatedImage]) -> Iterator[str]:
         jobs = (partial(_thumbnail, preprocess, split.images[one.index]) for one in some)
         return prefetch(jobs, workers, ahead=8 * max(workers, 1))
 
     wrong, right = np.flatnonzero(said != answers.labels), np.flatnonzero(said == answers.labels)
-    write_mistakes(
+    write_mistake_pages(
         output,
         model,
         about=f"{scores['data']} ({scores['split']})",
@@ -194,11 +196,11 @@ def _thumbnail(preprocess: Preprocess, image: str | np.ndarray) -> str:
 
 def _summary(scores: dict[str, Any], wrong: int) -> Html:
     low, high = scores["accuracy_interval"]
-    about = word("accuracy", count=scores["count"], split=scores["split"], low=f"{low:.1%}", high=f"{high:.1%}")
+    about = t("accuracy", count=scores["count"], split=scores["split"], low=f"{low:.1%}", high=f"{high:.1%}")
     return headline_numbers(
         [
             (about, f"{scores['accuracy']:.1%}"),
-            (word("mistakes"), f"{wrong:,}"),
+            (t("mistakes"), f"{wrong:,}"),
         ]
     )
 
@@ -216,5 +218,5 @@ def _confusions(scores: dict[str, Any], names: Sequence[str]) -> Html:
         for true, said in pairs
         if confusion[true, said]
     ]
-    heads = [word(name) for name in ("is", "answer", "times", "of-class")]
-    return Html(f"<h2>{word('confused')}</h2>{table(heads, rows, frozenset({2, 3}))}")
+    heads = [t(name) for name in ("is", "answer", "times", "of-class")]
+    return Html(f"<h2>{t('confused')}</h2>{table(heads, rows, frozenset({2, 3}))}")

@@ -19,14 +19,14 @@ _KOREAN = {
 }
 
 
-def colours_of(families: Sequence[str]) -> list[int]:
+def family_colours(families: Sequence[str]) -> list[int]:
     """The colour of each of several models by its family; if a family is there twice, all have others. From the ninth
     on they are the same colours, for dashed lines."""
     are_distinct = len(set(families)) == len(families)
     return [COLOURS.get(family, 7) if are_distinct else at for at, family in enumerate(families)]
 
 
-def in_figure(name: str) -> str:
+def family_label(name: str) -> str:
     """A family, or a name that begins with one ("vit 0"), as the label of a line or a row in both languages."""
     family = re.split(r"\W", name, maxsplit=1)[0]
     return with_korean(name, {name: _KOREAN.get(family, family) + name.removeprefix(family)}, "tspan")

@@ -9,13 +9,13 @@ import numpy as np
 
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import atomic_file, check_output, check_writable, refuse_existing
-from vitrail.evaluation.predictions.sort import Order, in_order
-from vitrail.evaluation.predictions.tables import Row, check_table, open_table
-from vitrail.reports.contact_sheet import ContactSheet, contact_sheet
+from vitrail.evaluation.predictions.prediction_tables import PredictionRow, check_table, open_table
+from vitrail.evaluation.predictions.row_sorting import Order, sort_rows
+from vitrail.reports.contact_sheet import ContactSheet, open_contact_sheet
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outputs:
+class PredictionOutputs:
     """What is written of the answers."""
 
     table: Path | None = None
@@ -43,7 +43,7 @@ class Outputs:
         if self.page is not None:
             check_output(self.page, force=self.force)
 
-    def take(self, rows: Iterable[Row], *, model: str, best: int) -> Generator[Row]:
+    def take(self, rows: Iterable[PredictionRow], *, model: str, best: int) -> Generator[PredictionRow]:
         """Write rows as soon as they are known or, if they are sorted, when all are, `best` classes of each; and yield
         them."""
         features: list[tuple[str, np.ndarray]] = []
@@ -54,11 +54,11 @@ class Outputs:
             sheet = None
             if self.page is not None:
                 by = self.sort or "uncertain"
-                sheet = stack.enter_context(contact_sheet(self.page, model, by=by, force=self.force))
+                sheet = stack.enter_context(open_contact_sheet(self.page, model, by=by, force=self.force))
             plain = _separate(rows, features, sheet)
             if self.sort is not None:
                 beside = None if self.table is None else self.table.absolute().parent
-                plain = stack.enter_context(in_order(plain, self.sort, beside))
+                plain = stack.enter_context(sort_rows(plain, self.sort, beside))
             for row in plain:
                 if table is not None:
                     table.add(row)
@@ -67,7 +67,9 @@ class Outputs:
             _write_features(self.features, features, force=self.force)
 
 
-def _separate(rows: Iterable[Row], features: list[tuple[str, np.ndarray]], sheet: ContactSheet | None) -> Iterator[Row]:
+def _separate(
+    rows: Iterable[PredictionRow], features: list[tuple[str, np.ndarray]], sheet: ContactSheet | None
+) -> Iterator[PredictionRow]:
     """The rows without features and thumbnails, which go to the list and to the sheet."""
     for row in rows:
         if "features" in row:

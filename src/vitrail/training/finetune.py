@@ -22,10 +22,10 @@ from vitrail.core.least_squares import Linear
 from vitrail.core.settings import Pair
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import AnyData
-from vitrail.evaluation.features import extract
+from vitrail.evaluation.feature_classifiers import fit_ridge_head
+from vitrail.evaluation.features import extract_features
 from vitrail.evaluation.labels import match_labels
 from vitrail.evaluation.metrics import score_labels
-from vitrail.evaluation.transfer import ridge_head
 from vitrail.models.base import AnyModel
 from vitrail.models.surgery import surgery_of
 from vitrail.training.adapt_channels import adapt_channels
@@ -191,7 +191,7 @@ def extract_training_features(
     on_damage = "error" if recipe.on_damage == "error" else "skip"
     mine, part = training.select(shares[ranks.rank]), None
     if len(mine):
-        part = extract(
+        part = extract_features(
             model, preprocess, mine, mirrored=mirrored, workers=workers, on_damage=on_damage, damaged=damaged
         )
     features = np.concatenate([part for part in ranks.gather(part) if part is not None])
@@ -216,7 +216,7 @@ def fit_head(
     features, labels = extract_training_features(model, preprocess, given, recipe, damaged, workers=workers)
 
     def solve() -> tuple[Linear, dict[str, Any]]:
-        linear, left_out = ridge_head(features, labels, classes=model.config.classes)
+        linear, left_out = fit_ridge_head(features, labels, classes=model.config.classes)
         count = len(features)
         if labels.ndim == 2:
             mean_precision = score_labels(left_out, labels, given.dataset.labels)["map"]

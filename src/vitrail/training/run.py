@@ -20,7 +20,7 @@ from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources.registry import AnyData, open_data
 from vitrail.evaluation.history import read_events
-from vitrail.evaluation.predictions.saved import NAME as ANSWERS
+from vitrail.evaluation.predictions.saved_predictions import PREDICTIONS_FILE as ANSWERS
 from vitrail.models import zoo
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build

@@ -5,7 +5,7 @@ RUN/metrics.jsonl    a JSON line for each event; TensorBoard's events beside it
 RUN/checkpoints/     the newest ones and the best
 RUN/bundle/          the model, ready to use
 RUN/snapshots/       the model at log-spaced steps, if asked for
-RUN/answers.npz      what the model answered to each test or held-out image (see `vitrail.evaluation.predictions.saved`)
+RUN/answers.npz      predictions for the test or held-out images (see `evaluation.predictions.saved_predictions`)
 RUN/report.html      the report
 RUN/.lock            locked by the process that writes the run; contains its id and machine
 """

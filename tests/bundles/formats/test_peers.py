@@ -17,8 +17,8 @@ from vitrail.core.errors import UsageError, VitrailError
 from vitrail.data.loader import Loader
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
-from vitrail.evaluation.classify import answer
 from vitrail.evaluation.protocols import evaluate
+from vitrail.evaluation.split_predictions import predict_split
 from vitrail.lab.exact import redraw
 
 # The libraries themselves read what we wrote
@@ -263,7 +263,7 @@ def test_deit_answers_500_photos_the_same_even_if_only_the_format_speaks(tmp_pat
     convert(str(tmp_path / to), tmp_path / "again", "vitrail", told=told, verifies=False, images=CLOTHES)
     split = open_data(data).first_split
     ours, again = (
-        answer(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False)).probabilities.argmax(1)
+        predict_split(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False)).probabilities.argmax(1)
         for bundle in (vitrail.load(tmp_path / "ours"), vitrail.load(tmp_path / "again"))
     )
     # By its definition, Google's format computes GELU in the tanh form: one photo is on the edge.

@@ -6,7 +6,7 @@ import pytest
 from tests.made_up import Filled, states
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import prepare
-from vitrail.lab.page import write_report
+from vitrail.lab.lab_report import write_report
 from vitrail.lab.permute import LEVELS
 from vitrail.lab.question import Lab
 from vitrail.lab.questions.neighbourhood import NeighbourhoodQuestion, prove

@@ -8,8 +8,8 @@ from torch import nn
 from tests.made_up import Filled, states
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import prepare
+from vitrail.lab.lab_report import write_report
 from vitrail.lab.measures import recency_index, removal_effect_by_position, strength_by_position
-from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab
 from vitrail.lab.questions.order import ORDERS, OrderQuestion, measure, prove
 from vitrail.lab.training import train

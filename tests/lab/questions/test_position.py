@@ -9,8 +9,8 @@ import pytest
 from tests.made_up import Filled, states
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import prepare
+from vitrail.lab.lab_report import write_report
 from vitrail.lab.measures import measure_conditions, pairwise_distances
-from vitrail.lab.page import write_report
 from vitrail.lab.question import Lab, Verdict
 from vitrail.lab.questions.position import KINDS, PositionQuestion, prove
 from vitrail.lab.statistics import Estimate, lost_skill, mean_of, pool

@@ -11,7 +11,7 @@ from vitrail.lab.trial import Trial
 from vitrail.lab.trial_results import Results
 from vitrail.models.config import ModelConfig
 from vitrail.reports.charts import Line, line_chart
-from vitrail.reports.families import in_figure
+from vitrail.reports.families import family_label
 from vitrail.reports.page_kit import figure, table
 
 FAMILIES = ("vit", "hybrid", "resnet")
@@ -129,7 +129,7 @@ class ComputeQuestion(Question):
                     values = [100 * estimate.value for estimate in estimates]
                     lines.append(
                         Line(
-                            in_figure(family),
+                            family_label(family),
                             macs,
                             values,
                             COLOURS[family],

@@ -32,7 +32,7 @@ from vitrail.models.create import build
 from vitrail.models.families.vit.attention_mask import attention_mask
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.reports.charts import Line, line_chart
-from vitrail.reports.families import in_figure
+from vitrail.reports.families import family_label
 from vitrail.reports.page_kit import figure, table
 
 TOKENS = (256, 512, 1024, 2048, 4096)
@@ -160,7 +160,7 @@ class CostQuestion(Question):
             yield "cost-attention", line_chart(lines, tokens, milliseconds, log=True, log_x=True, dots=True)
         if self.latencies is not None:
             lines = [
-                Line(in_figure(name), SEQUENCES, _medians(self.latencies["1"][name]), COLOURS[name])
+                Line(family_label(name), SEQUENCES, _medians(self.latencies["1"][name]), COLOURS[name])
                 for name in ("vit", "lstm")
             ]
             yield "cost-latency", line_chart(lines, tokens, milliseconds, log=True, log_x=True, dots=True)
@@ -174,7 +174,7 @@ class CostQuestion(Question):
                         [footprint["tokens"] for footprint in footprints],
                         [footprint[quantity] for footprint in footprints],
                     )
-                    lines.append(Line(in_figure(name), xs, ys, COLOURS[name]))
+                    lines.append(Line(family_label(name), xs, ys, COLOURS[name]))
             if lines:
                 yield f"cost-{quantity}", line_chart(lines, tokens, label, log=True, log_x=True, dots=True)
 

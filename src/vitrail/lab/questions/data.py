@@ -37,7 +37,7 @@ from vitrail.lab.training import TRAINING_SAMPLE
 from vitrail.lab.trial import Outcome, Trial, pack
 from vitrail.lab.trial_results import Results
 from vitrail.reports.charts import Line, line_chart
-from vitrail.reports.families import in_figure
+from vitrail.reports.families import family_label
 from vitrail.reports.page_kit import figure, table
 
 FLOORS = ("neighbours", "linear", "tree", "bayes")
@@ -213,7 +213,7 @@ class DataQuestion(Question):
                 colour = COLOURS.get(family, 7)
                 lines.append(
                     Line(
-                        in_figure(family),
+                        family_label(family),
                         counts,
                         [100 * estimate.value for estimate in estimates],
                         colour,
@@ -222,7 +222,7 @@ class DataQuestion(Question):
                 )
                 gaps.append(
                     Line(
-                        in_figure(family),
+                        family_label(family),
                         counts,
                         [100 * float(np.mean(self.gaps[family, count])) for count in counts],
                         colour,
@@ -238,7 +238,7 @@ class DataQuestion(Question):
                 line_chart(gaps, self.t("images", "tspan"), self.t("gap", "tspan"), log_x=True, dots=True),
             )
         curves = [
-            Line(in_figure(family), seconds, [100 * share for share in right], COLOURS.get(family, 7))
+            Line(family_label(family), seconds, [100 * share for share in right], COLOURS.get(family, 7))
             for family, (seconds, right) in self.training_curves.items()
         ]
         if curves:

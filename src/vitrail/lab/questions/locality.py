@@ -23,7 +23,7 @@ from vitrail.lab.trial_results import Results
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify
 from vitrail.reports.charts import Line, line_chart
-from vitrail.reports.families import in_figure
+from vitrail.reports.families import family_label
 from vitrail.reports.page_kit import figure, table
 
 _TASK = "vitrail.lab.questions.locality"
@@ -167,7 +167,7 @@ class LocalityQuestion(Question):
                     depth = len(self.areas[key])
                     xs = [100 * (layer + 1) / depth for layer in range(depth)]
                     values = [100 * value for value in self.areas[key]]
-                    areas.append(Line(in_figure(name), xs, values, COLOURS.get(family, 7), joined=key[1] > 0))
+                    areas.append(Line(family_label(name), xs, values, COLOURS.get(family, 7), joined=key[1] > 0))
         if areas:
             yield "locality-area", line_chart(areas, self.t("depth", "tspan"), self.t("area", "tspan"), dots=True)
         doses = []
@@ -178,7 +178,7 @@ class LocalityQuestion(Question):
                 colour, values = COLOURS[family], [100 * estimate.value for estimate in estimates]
                 doses.append(
                     Line(
-                        in_figure(family),
+                        family_label(family),
                         counts,
                         values,
                         colour,
@@ -187,7 +187,7 @@ class LocalityQuestion(Question):
                 )
                 if (family, 0) in self.nearest:
                     flat = 100 * self.nearest.estimate((family, 0)).value
-                    doses.append(Line(in_figure(f"{family} 0"), counts, [flat] * len(counts), colour, joined=False))
+                    doses.append(Line(family_label(f"{family} 0"), counts, [flat] * len(counts), colour, joined=False))
         if doses:
             across, up = self.t("images", "tspan"), self.t("nearest", "tspan")
             yield "locality-dose", line_chart(doses, across, up, dots=True, log_x=True)
@@ -195,7 +195,9 @@ class LocalityQuestion(Question):
         for key, name, colour in ((("vit", largest), "vit", 0), (("vit", 0), "vit 0", 7)):
             if key in self.heads:
                 spots = [(layer + 1, 100 * value) for layer, values in self.heads[key].items() for value in values]
-                heads.append(Line(in_figure(name), [x for x, _ in spots], [y for _, y in spots], colour, joined=False))
+                heads.append(
+                    Line(family_label(name), [x for x, _ in spots], [y for _, y in spots], colour, joined=False)
+                )
         if heads:
             yield "locality-heads", line_chart(heads, self.t("layer", "tspan"), self.t("distance", "tspan"))
 

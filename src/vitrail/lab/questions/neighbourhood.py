@@ -26,7 +26,7 @@ from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
 from vitrail.reports.charts import Interval, interval_chart
-from vitrail.reports.families import in_figure
+from vitrail.reports.families import family_label
 from vitrail.reports.page_kit import figure, table
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -161,7 +161,9 @@ class NeighbourhoodQuestion(Question):
                 if loss is not None and loss.error == loss.error:
                     colour = COLOURS.get(name, 7)
                     rows.append(
-                        Interval(in_figure(name), loss.value, *(loss.interval() if loss.error else (0.0, 0.0)), colour)
+                        Interval(
+                            family_label(name), loss.value, *(loss.interval() if loss.error else (0.0, 0.0)), colour
+                        )
                     )
             if rows:
                 panels[level] = rows

@@ -16,7 +16,7 @@ from vitrail.lab.question import COLOURS, Question, interval_text, percent_inter
 from vitrail.lab.trial import Outcome, Trial, pack, unpack
 from vitrail.lab.trial_results import Results
 from vitrail.reports.charts import Line, line_chart
-from vitrail.reports.families import in_figure
+from vitrail.reports.families import family_label
 from vitrail.reports.page_kit import figure, table
 
 _MAX_IMAGES = 2000  # test images
@@ -72,7 +72,7 @@ class RobustnessQuestion(Question):
                 colour = COLOURS.get(family, 7)
                 lines.append(
                     Line(
-                        in_figure(family),
+                        family_label(family),
                         [x for x, _ in points],
                         values,
                         colour,

@@ -11,8 +11,8 @@ import torch
 
 from vitrail.core.message_files import load_messages
 from vitrail.data.dataset import Split
-from vitrail.evaluation.features import extract
-from vitrail.evaluation.transfer import ridge
+from vitrail.evaluation.feature_classifiers import fit_ridge
+from vitrail.evaluation.features import extract_features
 from vitrail.lab.images import Images
 from vitrail.lab.question import Accuracies, Question, Verdict, interval_text
 from vitrail.lab.training import fit, protocol, save_bundle
@@ -164,8 +164,10 @@ def _resize(images: Images, config: ModelConfig) -> Images:
 def _probe(model: AnyModel, images: Images, few: Split, layer: int) -> tuple[float, np.ndarray]:
     """Return validation accuracy and test correctness of least squares on the features of a layer."""
     splits = (few, images.validation, images.test)
-    features = [extract(model, images.preprocess, split, layer=layer, workers=0, batch=250) for split in splits]
-    linear, _ = ridge(features[0], few.labels, classes=len(images.labels))
+    features = [
+        extract_features(model, images.preprocess, split, layer=layer, workers=0, batch=250) for split in splits
+    ]
+    linear, _ = fit_ridge(features[0], few.labels, classes=len(images.labels))
     right = [
         linear(layer_features).argmax(axis=1) == split.labels
         for layer_features, split in zip(features[1:], splits[1:], strict=True)
@@ -177,5 +179,5 @@ def probe_pixels(settings: dict[str, Any], images: Images, _bundles: list[Path],
     """Fit a linear probe on raw pixels."""
     few = images.subset(settings["count"]).sample_evenly(_PROBED)
     flat = [np.asarray(split.images, np.float32).reshape(len(split), -1) / 255 for split in (few, images.test)]
-    linear, _ = ridge(flat[0], few.labels, classes=len(images.labels))
+    linear, _ = fit_ridge(flat[0], few.labels, classes=len(images.labels))
     return Outcome({"accuracy": float((linear(flat[1]).argmax(axis=1) == images.test.labels).mean())}, {})

@@ -19,7 +19,7 @@ from vitrail.lab.statistics import Estimate, smallest
 from vitrail.lab.trial import Trial
 from vitrail.lab.trial_results import Results
 from vitrail.reports.charts import Line, line_chart
-from vitrail.reports.families import in_figure
+from vitrail.reports.families import family_label
 from vitrail.reports.page_kit import figure, table
 
 FAMILIES = ("vit", "resnet")
@@ -120,7 +120,7 @@ class SizeQuestion(Question):
                 if available:
                     values = [100 * estimate.value for estimate in available.values()]
                     bars = [percent_interval(estimate) for estimate in available.values()]
-                    lines.append(Line(in_figure(family), list(available), values, COLOURS[family], bars=bars))
+                    lines.append(Line(family_label(family), list(available), values, COLOURS[family], bars=bars))
             if lines:
                 labels = self.t("images", "tspan"), self.t("gain", "tspan")
                 yield f"size-{variant}", line_chart(lines, *labels, log_x=True, dots=True)

@@ -13,8 +13,8 @@ import torch
 from vitrail.core import rng
 from vitrail.core.message_files import load_messages
 from vitrail.data.dataset import Split, sample_per_class
-from vitrail.evaluation.features import extract
-from vitrail.evaluation.transfer import ridge
+from vitrail.evaluation.feature_classifiers import fit_ridge
+from vitrail.evaluation.features import extract_features
 from vitrail.lab.images import Images
 from vitrail.lab.question import (
     COLOURS,
@@ -32,7 +32,7 @@ from vitrail.lab.trial import Outcome, Trial
 from vitrail.lab.trial_results import Results
 from vitrail.models.create import build
 from vitrail.reports.charts import Line, line_chart
-from vitrail.reports.families import in_figure
+from vitrail.reports.families import family_label
 from vitrail.reports.page_kit import figure, table
 
 FAMILIES = ("vit", "resnet")
@@ -143,7 +143,7 @@ class TransferQuestion(Question):
                 heights = [100 * estimate.value for estimate in estimates]
                 lines.append(
                     Line(
-                        in_figure(name),
+                        family_label(name),
                         counts,
                         heights,
                         colour,
@@ -232,6 +232,6 @@ def _of_classes(split: Split, classes: np.ndarray) -> Split:
 def _few_shots(model: Any, images: Images, seed: int) -> float:
     """Return the test accuracy of least squares on the features of a few images per class."""
     few = images.training.select(sample_per_class(images.training.labels, SHOTS, seed, stream="lab shots"))
-    features = [extract(model, images.preprocess, split, workers=0, batch=500) for split in (few, images.test)]
-    linear, _ = ridge(features[0], few.labels, classes=len(images.labels))
+    features = [extract_features(model, images.preprocess, split, workers=0, batch=500) for split in (few, images.test)]
+    linear, _ = fit_ridge(features[0], few.labels, classes=len(images.labels))
     return float((linear(features[1]).argmax(axis=1) == images.test.labels).mean())

@@ -24,7 +24,7 @@ from vitrail.models.activations import look
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify, unpatchify
 from vitrail.reports.charts import Line, line_chart
-from vitrail.reports.families import in_figure
+from vitrail.reports.families import family_label
 from vitrail.reports.page_kit import figure, table
 
 _TASK = "vitrail.lab.questions.translation"
@@ -168,7 +168,7 @@ class TranslationQuestion(Question):
             estimates = [self.accuracy[far].estimate(key) for far in (0, *self.far)]
             accuracy.append(
                 Line(
-                    in_figure(family),
+                    family_label(family),
                     (0, *self.far),
                     [100 * estimate.value for estimate in estimates],
                     colour,
@@ -178,7 +178,7 @@ class TranslationQuestion(Question):
             estimates = [self.consistency[far].estimate(key) for far in self.far]
             consistency.append(
                 Line(
-                    in_figure(family),
+                    family_label(family),
                     self.far,
                     [100 * estimate.value for estimate in estimates],
                     colour,
@@ -193,7 +193,7 @@ class TranslationQuestion(Question):
             if by_layer:
                 errors.append(
                     Line(
-                        in_figure(family),
+                        family_label(family),
                         [number for number, _ in by_layer],
                         [estimate for _, estimate in by_layer],
                         colour,

@@ -11,32 +11,32 @@ from vitrail.core.intervals import wilson
 from vitrail.core.message_files import load_messages
 from vitrail.data.dataset import Split
 from vitrail.data.preprocess import Preprocess
-from vitrail.evaluation.classify import Answers
 from vitrail.evaluation.metrics import BINS, calibration_bins
+from vitrail.evaluation.split_predictions import SplitPredictions
 from vitrail.reports.charts import Interval, Line, interval_chart, line_chart
 from vitrail.reports.page_kit import figure, image, table
 from vitrail.reports.translations import translator
 from vitrail.training.objectives.judgement import Classification
 
-WORDS = load_messages(__file__)
+MESSAGES = load_messages(__file__)
 _SHOWN_CLASSES = 30  # up to which the report has the full confusion matrix
 _LISTED_CLASSES = 1000
 _SHOWN_MISTAKES, _SHOWN_PAIRS = 18, 40
 _TOP = 5
 
-word = translator(WORDS)
+t = translator(MESSAGES)
 """A sentence of the final evaluation, in both languages."""
 
 
 def summary(judgement: Classification) -> list[tuple[str, str]]:
     """Accuracy with its interval, top-5 accuracy and calibration error."""
-    scores, split = judgement.full, spoken_split(judgement.split.name)
+    scores, split = judgement.full, split_label(judgement.split.name)
     low, high = (f"{end:.1%}" for end in scores["accuracy_interval"])
     return [
-        (word("accuracy-on", count=scores["count"], split=split, low=low, high=high), f"{scores['accuracy']:.1%}"),
+        (t("accuracy-on", count=scores["count"], split=split, low=low, high=high), f"{scores['accuracy']:.1%}"),
         # Of five classes or fewer, the five most probable are all.
-        *([(word("top5"), f"{scores['top5']:.1%}")] if len(judgement.labels) > _TOP else []),
-        (word("ece"), f"{scores['ece']:.3f}"),
+        *([(t("top5"), f"{scores['top5']:.1%}")] if len(judgement.labels) > _TOP else []),
+        (t("ece"), f"{scores['ece']:.3f}"),
     ]
 
 
@@ -46,16 +46,16 @@ def sections(judgement: Classification) -> str:
     mistakes = _mistakes(answers, judgement.split, labels, judgement.preprocess)
     return "\n".join(
         (
-            f"<h2>{word('classes')}</h2>{_classes(judgement.full, _calibration(answers, judgement.full))}",
-            f"<h2>{word('confusion')}</h2>{_confusion(answers, labels)}",
-            f"<h2>{word('mistakes')}</h2>{mistakes}",
+            f"<h2>{t('classes')}</h2>{_classes(judgement.full, _calibration(answers, judgement.full))}",
+            f"<h2>{t('confusion')}</h2>{_confusion(answers, labels)}",
+            f"<h2>{t('mistakes')}</h2>{mistakes}",
         )
     )
 
 
-def spoken_split(name: str) -> Html:
+def split_label(name: str) -> Html:
     """The name of a split, in both languages."""
-    return word(f"split-{name}") if f"split-{name}" in WORDS else escape(name)
+    return t(f"split-{name}") if f"split-{name}" in MESSAGES else escape(name)
 
 
 def _classes(scores: dict[str, Any], calibration: str) -> str:
@@ -65,9 +65,9 @@ def _classes(scores: dict[str, Any], calibration: str) -> str:
         Interval(row["label"], 100 * row["accuracy"], *(100 * end for end in row["interval"]))
         for row in known[:_SHOWN_CLASSES]
     ]
-    title, note = word("one-class"), word("classes-note", count=scores["count"])
+    title, note = t("one-class"), t("classes-note", count=scores["count"])
     if len(known) > 1:
-        title = word(
+        title = t(
             "from-to",
             low=f"{known[0]['accuracy']:.1%}",
             worst=known[0]["label"],
@@ -75,8 +75,8 @@ def _classes(scores: dict[str, Any], calibration: str) -> str:
             best=known[-1]["label"],
         )
     if len(known) > len(drawn):
-        note = word("worst-note", shown=len(drawn), classes=len(known), count=scores["count"])
-    axis = word("accuracy-axis", "tspan")
+        note = t("worst-note", shown=len(drawn), classes=len(known), count=scores["count"])
+    axis = t("accuracy-axis", "tspan")
     worst = figure(title, note, interval_chart(drawn, axis, ends=(-2, 102), zero=100 * scores["accuracy"]))
     rows = [
         [row["label"], f"{row['count']:,}", f"{row['accuracy']:.1%}", "{:.1%} … {:.1%}".format(*row["interval"])]
@@ -85,13 +85,13 @@ def _classes(scores: dict[str, Any], calibration: str) -> str:
     rows += [[row["label"], "0", "-", "-"] for row in scores["per_class"] if not row["count"]][
         : _LISTED_CLASSES - len(rows)
     ]
-    listed = table([word(name) for name in ("class", "images", "accuracy", "interval")], rows, frozenset({1, 2, 3}))
+    listed = table([t(name) for name in ("class", "images", "accuracy", "interval")], rows, frozenset({1, 2, 3}))
     classes = len(scores["per_class"])
-    summary = word("all-classes" if len(rows) == classes else "some-classes", shown=len(rows), classes=classes)
+    summary = t("all-classes" if len(rows) == classes else "some-classes", shown=len(rows), classes=classes)
     return f'<div class="panes">{worst}{calibration}</div><details><summary>{summary}</summary>{listed}</details>'
 
 
-def _confusion(answers: Answers, names: tuple[str, ...]) -> str:
+def _confusion(answers: SplitPredictions, names: tuple[str, ...]) -> str:
     """The matrix, if it is small enough to read, beside the pairs that are confused most often."""
     said = answers.probabilities.argmax(axis=1)
     pairs, times = np.unique(np.stack([answers.labels, said], axis=1), axis=0, return_counts=True)
@@ -103,11 +103,11 @@ def _confusion(answers: Answers, names: tuple[str, ...]) -> str:
         for at in order
         for true, given in [pairs[at]]
     ]
-    headers = [word(name) for name in ("is", "called", "times", "of-class")]
-    listed = table(headers, rows, frozenset({2, 3})) if rows else word("no-mistakes", "p")
-    confused = f"<div><h3>{word('pairs')}</h3>{listed}</div>"
+    headers = [t(name) for name in ("is", "called", "times", "of-class")]
+    listed = table(headers, rows, frozenset({2, 3})) if rows else t("no-mistakes", "p")
+    confused = f"<div><h3>{t('pairs')}</h3>{listed}</div>"
     if len(names) > _SHOWN_CLASSES:
-        return f"{word('too-many', 'p', classes=len(names))}{confused}"
+        return f"{t('too-many', 'p', classes=len(names))}{confused}"
     matrix = np.zeros((len(names), len(names)), np.int64)
     matrix[pairs[:, 0], pairs[:, 1]] = times
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
@@ -126,35 +126,33 @@ def _confusion(answers: Answers, names: tuple[str, ...]) -> str:
         f'<div class="scroll"><table class="matrix{" long" if is_long else ""}"><thead><tr><td></td>{head}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
-    return f'{word("matrix-note", "p")}<div class="confusion">{drawn}{confused}</div>'
+    return f'{t("matrix-note", "p")}<div class="confusion">{drawn}{confused}</div>'
 
 
-def _calibration(answers: Answers, scores: dict[str, Any]) -> str:
+def _calibration(answers: SplitPredictions, scores: dict[str, Any]) -> str:
     confidence = answers.probabilities.max(axis=1)
     right = answers.probabilities.argmax(axis=1) == answers.labels
     bins = [found for found in calibration_bins(confidence, right) if found[0]]
     sure, share = [100 * found[1] for found in bins], [100 * found[2] for found in bins]
     lines = [
-        Line(word("perfect", "tspan"), [0, 100], [0, 100], 7),
-        Line(
-            word("model", "tspan"), sure, share, 0, bars=[_percent(wilson(round(n * part), n)) for n, _, part in bins]
-        ),
+        Line(t("perfect", "tspan"), [0, 100], [0, 100], 7),
+        Line(t("model", "tspan"), sure, share, 0, bars=[_percent(wilson(round(n * part), n)) for n, _, part in bins]),
     ]
-    curve = line_chart(lines, word("confidence-axis", "tspan"), word("accuracy-axis", "tspan"), dots=True)
+    curve = line_chart(lines, t("confidence-axis", "tspan"), t("accuracy-axis", "tspan"), dots=True)
     gap = float(confidence.mean() - right.mean())
-    title = word("too-sure" if gap > 0 else "too-unsure", ece=f"{scores['ece']:.3f}", gap=f"{abs(100 * gap):.1f}")
-    return figure(title, word("calibration-note", bins=BINS, count=len(right)), curve)
+    title = t("too-sure" if gap > 0 else "too-unsure", ece=f"{scores['ece']:.3f}", gap=f"{abs(100 * gap):.1f}")
+    return figure(title, t("calibration-note", bins=BINS, count=len(right)), curve)
 
 
 def _percent(interval: tuple[float, float]) -> tuple[float, float]:
     return 100 * interval[0], 100 * interval[1]
 
 
-def _mistakes(answers: Answers, split: Split, names: tuple[str, ...], preprocess: Preprocess) -> str:
+def _mistakes(answers: SplitPredictions, split: Split, names: tuple[str, ...], preprocess: Preprocess) -> str:
     said = answers.probabilities.argmax(axis=1)
     wrong = np.flatnonzero(said != answers.labels)
     if not len(wrong):
-        return word("no-mistakes", "p")
+        return t("no-mistakes", "p")
     sure = answers.probabilities[wrong, said[wrong]]
     shown = []
     for place in wrong[np.argsort(-sure, kind="stable")][:_SHOWN_MISTAKES]:
@@ -164,12 +162,12 @@ def _mistakes(answers: Answers, split: Split, names: tuple[str, ...], preprocess
             shown_image = image(preprocess.crop(split.images[index]), f"an image of {true}")
         except CorruptFileError:  # it was readable when it was evaluated
             continue
-        called = word("was-called", label=given)
+        called = t("was-called", label=given)
         caption = (
             f'{escape(true)}<br><span class="wrong">{called}</span>'
             f" ({answers.probabilities[place, said[place]]:.1%})<br>"
             f'<span class="quiet">{escape(Path(split.image_name(index)).name)}</span>'
         )
         shown.append(f"<figure>{shown_image}{caption}</figure>")
-    note = word("mistakes-note", "p", shown=len(shown), wrong=len(wrong), count=len(said))
+    note = t("mistakes-note", "p", shown=len(shown), wrong=len(wrong), count=len(said))
     return f'{note}<div class="images">{"".join(shown)}</div>'

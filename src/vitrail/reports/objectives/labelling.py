@@ -2,7 +2,7 @@
 
 from vitrail.core.message_files import load_messages
 from vitrail.reports.charts import Interval, interval_chart
-from vitrail.reports.objectives.classification import spoken_split
+from vitrail.reports.objectives.classification import split_label
 from vitrail.reports.page_kit import figure, table
 from vitrail.reports.translations import translator
 from vitrail.training.objectives.judgement import Labelling
@@ -10,7 +10,7 @@ from vitrail.training.objectives.judgement import Labelling
 _SHOWN = 30  # labels in the figure
 _LISTED = 1000
 
-word = translator(load_messages(__file__))
+t = translator(load_messages(__file__))
 """A sentence of the final evaluation, in both languages."""
 
 
@@ -18,7 +18,7 @@ def summary(judgement: Labelling) -> list[tuple[str, str]]:
     """The mean average precision."""
     scores = judgement.full
     precision = "-" if scores["map"] is None else f"{scores['map']:.1%}"
-    return [(word("map-on", count=scores["count"], split=spoken_split(judgement.split)), precision)]
+    return [(t("map-on", count=scores["count"], split=split_label(judgement.split)), precision)]
 
 
 def sections(judgement: Labelling) -> str:
@@ -31,16 +31,16 @@ def sections(judgement: Labelling) -> str:
         Interval(row["label"], *[100 * row["average_precision"]] * 3)  # no interval is known
         for row in known[:_SHOWN]
     ]
-    title = word(
+    title = t(
         "from-to" if len(known) > 1 else "one",
         low=f"{known[0]['average_precision']:.1%}",
         worst=known[0]["label"],
         high=f"{known[-1]['average_precision']:.1%}",
         best=known[-1]["label"],
     )
-    note = word("note", shown=len(drawn), classes=len(known), count=scores["count"])
-    picture = figure(title, note, interval_chart(drawn, word("axis", "tspan"), ends=(-2, 102)))
+    note = t("note", shown=len(drawn), classes=len(known), count=scores["count"])
+    picture = figure(title, note, interval_chart(drawn, t("axis", "tspan"), ends=(-2, 102)))
     rows = [[r["label"], f"{r['count']:,}", f"{r['average_precision']:.1%}"] for r in known[:_LISTED]]
-    listed = table([word(name) for name in ("label", "images", "ap")], rows, frozenset({1, 2}))
-    every = f"<details><summary>{word('list')}</summary>{listed}</details>"
-    return f'<h2>{word("title")}</h2><div class="panes">{picture}</div>{every}'
+    listed = table([t(name) for name in ("label", "images", "ap")], rows, frozenset({1, 2}))
+    every = f"<details><summary>{t('list')}</summary>{listed}</details>"
+    return f'<h2>{t("title")}</h2><div class="panes">{picture}</div>{every}'

@@ -6,9 +6,9 @@ from typing import Any
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.data.preprocess import Preprocess
-from vitrail.evaluation.classify import Answers, answer
-from vitrail.evaluation.metrics import score
-from vitrail.evaluation.predictions.saved import SavedPredictions
+from vitrail.evaluation.metrics import score_classes
+from vitrail.evaluation.predictions.saved_predictions import SavedPredictions
+from vitrail.evaluation.split_predictions import SplitPredictions, predict_split
 from vitrail.models.base import AnyModel
 from vitrail.training.ranks import Ranks
 
@@ -35,7 +35,7 @@ class Classification(Judgement):
 
     full: dict[str, Any]
     """All scores (see `evaluation.metrics.score`)."""
-    answers: Answers
+    answers: SplitPredictions
     labels: tuple[str, ...]
     split: Split
     preprocess: Preprocess
@@ -61,10 +61,10 @@ class PairVerification(Judgement):
 
 def judge_classifier(model: AnyModel, labels: tuple[str, ...], loader: Loader, ranks: Ranks) -> Judgement | None:
     """The final evaluation of a classifier of these labels. All ranks take part; the first one returns the result."""
-    answers = Answers.join(ranks.gather(answer(model, loader)))
+    answers = SplitPredictions.join(ranks.gather(predict_split(model, loader)))
     if not ranks.is_first:
         return None
-    scores = score(answers.probabilities, answers.labels, labels)
+    scores = score_classes(answers.probabilities, answers.labels, labels)
     low, high = scores["accuracy_interval"]
     right, name = round(scores["accuracy"] * scores["count"]), loader.split.name
     return Classification(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import UsageError
 from vitrail.data.loader import Loader
-from vitrail.evaluation.verification import Verification, all_pairs, verify
+from vitrail.evaluation.embedding_metrics import Verification, score_all_pairs, verify_pairs
 from vitrail.models.base import AnyModel
 from vitrail.training.margin_settings import MarginSettings, adacos_scale
 from vitrail.training.objectives.base import Objective, Task, at_least_float32
@@ -72,7 +72,7 @@ class Margin(Objective):
         """How well all pairs of held-out images are told apart, and the loss against the means of the other images of
         each person: the weights know none of these people."""
         embeddings, people = _gather(self.model, batches, ranks)
-        found = verify(lambda: all_pairs(embeddings), people, intervals=False)
+        found = verify_pairs(lambda: score_all_pairs(embeddings), people, intervals=False)
         loss = _prototype_loss(embeddings, people, self.margin)
         return {"loss": loss, "count": len(people), "verified": 1 - found.curve.at_equal_errors()[0]}
 
@@ -89,7 +89,9 @@ class Margin(Objective):
             embeddings, people = _gather(partial(_with_mirror, self.model.eval()), batches, ranks)
         if not ranks.is_first:
             return None
-        return judge_pairs(verify(lambda: all_pairs(embeddings), people), int(people.max()) + 1, loader.split.name)
+        return judge_pairs(
+            verify_pairs(lambda: score_all_pairs(embeddings), people), int(people.max()) + 1, loader.split.name
+        )
 
 
 def judge_pairs(verification: Verification, people: int, split: str) -> PairVerification:

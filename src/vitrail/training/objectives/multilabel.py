@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vitrail.bundles.decision import DecisionRule, MultiLabel
 from vitrail.data.loader import Loader
-from vitrail.evaluation.classify import Answers, answer
 from vitrail.evaluation.metrics import best_thresholds, score_labels
+from vitrail.evaluation.split_predictions import SplitPredictions, predict_split
 from vitrail.training.objectives.base import at_least_float32
 from vitrail.training.objectives.classify import Classify
 from vitrail.training.objectives.judgement import Judgement, Labelling
@@ -58,11 +58,11 @@ class Multilabel(Classify):
         even = MultiLabel(thresholds=(0.5,) * len(self.labels))
         if loader is None:
             return even
-        answers = Answers.join(ranks.gather(answer(self.model, loader, torch.sigmoid)))
+        answers = SplitPredictions.join(ranks.gather(predict_split(self.model, loader, torch.sigmoid)))
         return MultiLabel(thresholds=best_thresholds(answers.probabilities, answers.labels))
 
     def judge(self, loader: Loader, ranks: Ranks) -> Judgement | None:
-        answers = Answers.join(ranks.gather(answer(self.model, loader, torch.sigmoid)))
+        answers = SplitPredictions.join(ranks.gather(predict_split(self.model, loader, torch.sigmoid)))
         if not ranks.is_first:
             return None
         scores, name = score_labels(answers.probabilities, answers.labels, self.labels), loader.split.name

@@ -13,7 +13,7 @@ from vitrail.bundles.convert import convert
 from vitrail.core.errors import UsageError
 from vitrail.core.intervals import wilson
 from vitrail.data.sources.registry import open_data
-from vitrail.evaluation.merging import Judge, Price, _raise, find_merge, spent, with_merge
+from vitrail.evaluation.merge_search import MergeCost, MergeEvaluator, _merge_more, count_macs, find_merge, with_merge
 from vitrail.inference.engine import need
 from vitrail.inference.onnx_engine import OnnxEngine
 from vitrail.lab.exact import redraw
@@ -309,7 +309,7 @@ def curve():
 
 def test_the_search_saves_more_at_every_step_and_keeps_the_tolerance(curve):
     bundle, images, prices, told = curve
-    assert prices[0] == Price((0,) * 5, spent(bundle.model.config), 0, 20, 0.0)
+    assert prices[0] == MergeCost((0,) * 5, count_macs(bundle.model.config), 0, 20, 0.0)
     assert len(prices) > 4
     assert all(before.macs > after.macs for before, after in itertools.pairwise(prices))
     assert all(price.changed <= 1 for price in prices)
@@ -317,7 +317,7 @@ def test_the_search_saves_more_at_every_step_and_keeps_the_tolerance(curve):
     assert len(told) == len(prices) - 1
     assert f"{prices[-1].changed} of 20 answers changed" in told[-1]
     # Each is what the model so set answers.
-    judge = Judge(bundle, images)
+    judge = MergeEvaluator(bundle, images)
     for price in (prices[1], prices[-1]):
         assert judge.price(price.merge) == price
         answers = vitrail.Classifier(dataclasses.replace(bundle, model=with_merge(bundle.model, price.merge)))
@@ -331,19 +331,19 @@ def test_the_search_saves_more_at_every_step_and_keeps_the_tolerance(curve):
 
 def test_the_search_counts_what_is_computed():
     """The last block of a model that reads [CLS] computes one token: merging in front of it saves little."""
-    plain, late, early = (spent(CONFIG.replace(merge=merge)) for merge in (0, [0, 0, 12], [12, 0, 0]))
+    plain, late, early = (count_macs(CONFIG.replace(merge=merge)) for merge in (0, [0, 0, 12], [12, 0, 0]))
     assert plain < CONFIG.macs
     assert 0 < plain - late < (plain - early) / 5
 
 
 def test_sequences_have_fast_lengths():
     config = find("ViT-Ti/16")
-    first = _raise(config, (0,) * 12, 6)
+    first = _merge_more(config, (0,) * 12, 6)
     assert first == (0,) * 6 + (21,) + (0,) * 5
-    second = _raise(config, first, 4)
+    second = _merge_more(config, first, 4)
     assert config.replace(merge=second).layer_tokens == (197,) * 4 + (176, 176) + (160,) * 6
     most = (0,) * 4 + (93,) + (0,) * 7
-    assert _raise(config, most, 4) is None
+    assert _merge_more(config, most, 4) is None
 
 
 def test_a_search_that_cannot_be_is_refused_in_a_line(curve):

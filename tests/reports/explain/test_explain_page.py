@@ -14,7 +14,7 @@ from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
 from vitrail.models.families.vit.walkthrough import ViTWalkthrough
 from vitrail.models.walkthrough import walkthrough_of
-from vitrail.reports.explain.page import WORDS, Shown, embedded_images, explain, make_page
+from vitrail.reports.explain.explain_page import MESSAGES, ExplainImage, embedded_images, explain, make_page
 
 TOLD = ViTWalkthrough.messages
 GREY = vitrail.Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,), crop_fraction=1.0)
@@ -38,7 +38,7 @@ def fields_of(text):
     return sorted(set(re.findall(r"\{(\w+)\}", text)))
 
 
-@pytest.mark.parametrize("words", [WORDS, TOLD], ids=["words", "walkthrough"])
+@pytest.mark.parametrize("words", [MESSAGES, TOLD], ids=["words", "walkthrough"])
 def test_english_and_korean_say_the_same(words):
     for name, sentence in words.items():
         assert sentence.keys() == {"en", "ko"}, name
@@ -48,15 +48,15 @@ def test_english_and_korean_say_the_same(words):
 
 def test_every_word_is_used():
     scripts = "".join(path.read_text() for path in _sources())
-    named = {name for name in WORDS if f'"{name}"' in scripts or f"'{name}'" in scripts}
-    made = {name for name in WORDS if name.startswith("symbol-")}
-    assert WORDS.keys() - named - made == set()
+    named = {name for name in MESSAGES if f'"{name}"' in scripts or f"'{name}'" in scripts}
+    made = {name for name in MESSAGES if name.startswith("symbol-")}
+    assert MESSAGES.keys() - named - made == set()
 
 
 def _sources():
-    from vitrail.reports.explain import page
+    from vitrail.reports.explain import explain_page
 
-    return [page._HERE, *page._SCRIPTS]
+    return [explain_page._HERE, *explain_page._SCRIPTS]
 
 
 def test_every_station_says_asks_and_answers(fashion):
@@ -79,12 +79,12 @@ def fashion():
 
 
 def test_the_embedded_model_fits_into_its_limit(fashion, tmp_path):
-    page = explain(fashion, output=tmp_path / "walk")
-    text = page.read_text(encoding="utf-8")
-    assert page.stat().st_size <= 2_500_000
+    explain_page = explain(fashion, output=tmp_path / "walk")
+    text = explain_page.read_text(encoding="utf-8")
+    assert explain_page.stat().st_size <= 2_500_000
     assert not re.search(r"""(src|href)=["']?(https?:)?//|url\((?!data:)|@import|fetch\(|import\(""", text)
     assert "default-src 'none'" in text
-    assert {file.name for file in page.parent.iterdir()} == {"index.html", "manifest.json"}
+    assert {file.name for file in explain_page.parent.iterdir()} == {"index.html", "manifest.json"}
     with pytest.raises(UsageError, match="must not exist yet"):
         explain(fashion, output=tmp_path / "walk")
 
@@ -109,8 +109,8 @@ def test_other_models_need_images():
     bundle = vitrail.Bundle(model=model, preprocess=GREY, labels=("a", "b", "c"))
     with pytest.raises(UsageError, match="IMAGE must be given: the embedded images"):
         embedded_images(bundle)
-    page = make_page(bundle, [Shown(np.zeros((28, 28, 1), np.uint8), "nothing.png")])
-    assert "Nothing says that this model was trained" in page
+    explain_page = make_page(bundle, [ExplainImage(np.zeros((28, 28, 1), np.uint8), "nothing.png")])
+    assert "Nothing says that this model was trained" in explain_page
 
 
 @pytest.mark.parametrize(
@@ -191,6 +191,6 @@ def test_hostile_labels_and_names_stay_text():
     evil = '</script><img src=x onerror="document.title=1">'
     model = redraw(vitrail.create("ViT-Nano/7", classes=2, name=evil), std=0.2)
     bundle = vitrail.Bundle(model=model, preprocess=GREY, labels=(evil, "b"))
-    text = make_page(bundle, [Shown(np.zeros((28, 28, 1), np.uint8), evil, evil)])
+    text = make_page(bundle, [ExplainImage(np.zeros((28, 28, 1), np.uint8), evil, evil)])
     assert "<img" not in text
     assert text.count("</script>") == 3

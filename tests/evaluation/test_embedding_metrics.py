@@ -12,17 +12,17 @@ from sklearn.metrics import roc_curve
 
 from vitrail.core import rng
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
-from vitrail.evaluation import verification
-from vitrail.evaluation.verification import (
+from vitrail.evaluation import embedding_metrics
+from vitrail.evaluation.embedding_metrics import (
     DRAWS,
     FARS,
-    all_pairs,
-    by_group,
+    cross_validate_people,
     fold_accuracy,
-    identify,
-    listed_pairs,
-    people_folds,
-    verify,
+    measure_identification,
+    score_all_pairs,
+    score_listed_pairs,
+    verify_groups,
+    verify_pairs,
 )
 from vitrail.faces.pairs import read_pairs
 from vitrail.faces.thresholds import check_rate, clopper_pearson, least_rate, threshold_at
@@ -39,7 +39,7 @@ def made_up(people=30, images=6, width=16, spread=1.2, seed=0):
 
 
 def judge(vectors, who, **settings):
-    return verify(lambda: all_pairs(vectors), who, **settings)
+    return verify_pairs(lambda: score_all_pairs(vectors), who, **settings)
 
 
 def scores_of(vectors, who):
@@ -57,9 +57,10 @@ def test_the_curve_is_scikit_learns(digits, seed):
     scores = scores.round(digits).astype(np.float32)
     one, other = np.triu_indices(len(who), 1)
     blocks = [
-        verification.Block(one[part], other[part], scores[part]) for part in np.array_split(np.arange(len(one)), 7)
+        embedding_metrics.PairBlock(one[part], other[part], scores[part])
+        for part in np.array_split(np.arange(len(one)), 7)
     ]
-    curve = verify(lambda: blocks, who).curve
+    curve = verify_pairs(lambda: blocks, who).curve
     fpr, tpr, thresholds = roc_curve(truth, scores, drop_intermediate=False)
     assert (curve.genuine, curve.impostor) == (int(truth.sum()), int((~truth).sum()))
     at = np.searchsorted(-thresholds, -curve.thresholds.astype(np.float64))
@@ -84,20 +85,22 @@ def test_the_equal_error_rate_is_where_both_rates_cross():
 def test_pairs_come_in_blocks_of_bounded_size_and_the_result_is_the_same(monkeypatch):
     vectors, who = made_up()
     whole = judge(vectors, who)
-    monkeypatch.setattr(verification, "_BLOCK", 1000)
-    assert max(len(block.scores) for block in all_pairs(vectors)) <= 1000
-    one, other = (np.concatenate([getattr(block, side) for block in all_pairs(vectors)]) for side in ("one", "other"))
+    monkeypatch.setattr(embedding_metrics, "_BLOCK", 1000)
+    assert max(len(block.scores) for block in score_all_pairs(vectors)) <= 1000
+    one, other = (
+        np.concatenate([getattr(block, side) for block in score_all_pairs(vectors)]) for side in ("one", "other")
+    )
     np.testing.assert_array_equal(np.stack([one, other]), np.triu_indices(len(who), 1))
     parts = judge(vectors, who)
     np.testing.assert_allclose(parts.curve.far, whole.curve.far, atol=2 / whole.curve.impostor)
     assert parts.report()["eer"] == pytest.approx(whole.report()["eer"], abs=1e-3)
-    listed = verify(lambda: listed_pairs(vectors, one, other), who)
+    listed = verify_pairs(lambda: score_listed_pairs(vectors, one, other), who)
     assert listed.report()["eer"] == pytest.approx(whole.report()["eer"], abs=1e-3)
 
 
 @pytest.mark.parametrize("units", [128, 7])
 def test_intervals_resample_people_as_a_plain_loop_does(monkeypatch, units):
-    monkeypatch.setattr(verification, "_UNITS", units)
+    monkeypatch.setattr(embedding_metrics, "_UNITS", units)
     vectors, who = made_up(people=12, images=4)
     found = judge(vectors, who, seed=5)
     units = min(units, 12)
@@ -129,7 +132,7 @@ def test_few_people_with_many_images_take_bounded_memory():
     vectors, who = made_up(people=4, images=80)
     found = judge(vectors, who)
     assert len(found.curve.thresholds) > 10_000
-    assert found.draws.tar.size <= verification._TABLE
+    assert found.draws.tar.size <= embedding_metrics._TABLE
     low, high = found.report()["eer_interval"]
     assert low <= found.report()["eer"] <= high
 
@@ -137,7 +140,7 @@ def test_few_people_with_many_images_take_bounded_memory():
 def test_without_intervals_nothing_is_resampled(monkeypatch):
     vectors, who = made_up()
     whole = judge(vectors, who).report()
-    monkeypatch.setattr(verification, "_resample", None)
+    monkeypatch.setattr(embedding_metrics, "_resample", None)
     found = judge(vectors, who, intervals=False)
     assert (found.draws, found.units) == (None, 0)
     tar = [row | {"interval": None} for row in whole["tar"]]
@@ -150,9 +153,11 @@ def test_everything_is_a_pure_function_of_the_seed():
     one, other = (judge(vectors, who, seed=seed).report() for seed in (3, 4))
     assert one["eer"] == other["eer"]
     assert one["eer_interval"] != other["eer_interval"]
-    assert identify(vectors, who, seed=3) == identify(vectors, who, seed=3)
+    assert measure_identification(vectors, who, seed=3) == measure_identification(vectors, who, seed=3)
     assert (
-        people_folds(vectors, who, seed=3) == people_folds(vectors, who, seed=3) != people_folds(vectors, who, seed=4)
+        cross_validate_people(vectors, who, seed=3)
+        == cross_validate_people(vectors, who, seed=3)
+        != cross_validate_people(vectors, who, seed=4)
     )
 
 
@@ -173,8 +178,8 @@ def test_rates_that_the_data_cannot_support_are_null():
     report = judge(vectors, who).report()
     assert report["impostor"] == 448
     assert [row["tar"] is None for row in report["tar"]] == [False, True, True]
-    assert [row["dir"] for row in identify(vectors, who)["dir"]] == [None] * 3
-    assert people_folds(vectors[who < 3], who[who < 3]) is None
+    assert [row["dir"] for row in measure_identification(vectors, who)["dir"]] == [None] * 3
+    assert cross_validate_people(vectors[who < 3], who[who < 3]) is None
 
 
 def test_two_people_have_numbers_without_intervals():
@@ -184,11 +189,11 @@ def test_two_people_have_numbers_without_intervals():
     assert 0 < report["eer"] < 1
     assert (report["eer_interval"], report["resampled"]) == (None, 0)
     assert (report["tar"][0]["tar"] > 0, report["tar"][0]["interval"]) == (True, None)
-    assert identify(vectors, who)["rank1_interval"] is None
+    assert measure_identification(vectors, who)["rank1_interval"] is None
     judged = judge_pairs(found, 2, "test")
     assert judged.sentence == f"test equal error rate {report['eer']:.1%} (2 people, 780 pairs)"
     assert "interval" not in summary(judged)[0][0]
-    (row,) = by_group(lambda: all_pairs(vectors), who, ["pair", "pair"], found)
+    (row,) = verify_groups(lambda: score_all_pairs(vectors), who, ["pair", "pair"], found)
     assert (row["eer"], row["eer_interval"]) == (report["eer"], None)
     assert judge(*made_up(people=3, images=20)).report()["resampled"] == 3
 
@@ -199,7 +204,7 @@ def test_without_an_error_there_is_no_interval():
     report = judge(np.eye(6, dtype=np.float32)[who], who).report()
     assert (report["eer"], report["eer_interval"], report["resampled"]) == (0, None, 6)
     assert (report["tar"][0]["tar"], report["tar"][0]["interval"]) == (1, None)
-    found = identify(np.eye(6, dtype=np.float32)[who], who)
+    found = measure_identification(np.eye(6, dtype=np.float32)[who], who)
     assert (found["rank1"], found["rank1_interval"]) == (1, None)
     folds = fold_accuracy(np.array([0.9, 0.1] * 4), np.array([True, False] * 4), np.arange(8) // 2)
     assert (folds["accuracy"], folds["accuracy_interval"]) == (1, None)
@@ -245,15 +250,15 @@ def test_accuracy_by_folds_is_a_plain_loops():
 
 def test_folds_of_people_share_nobody():
     vectors, who = made_up(people=23, images=3, spread=3)
-    found = people_folds(vectors, who)
+    found = cross_validate_people(vectors, who)
     assert len(found["accuracy_folds"]) == 10
     assert found["accuracy"] > 0.95
-    assert len(people_folds(vectors[who < 7], who[who < 7])["accuracy_folds"]) == 3
+    assert len(cross_validate_people(vectors[who < 7], who[who < 7])["accuracy_folds"]) == 3
 
 
 def test_identification_is_a_plain_loops():
     vectors, who = made_up(people=40, images=10, spread=1.0)
-    found = identify(vectors, who, seed=1)
+    found = measure_identification(vectors, who, seed=1)
     gallery, probes = {}, []
     for person in range(40):
         own = np.flatnonzero(who == person)
@@ -287,7 +292,7 @@ def test_groups_are_judged_at_the_thresholds_of_all():
     vectors[who < 10] = made_up(people=10, images=6, spread=0.4, seed=7)[0]
     found = judge(vectors, who)
     named = ["hard"] * 10 + ["easy"] * 15 + ["alone"] + [None] * 4
-    rows = {row["group"]: row for row in by_group(lambda: all_pairs(vectors), who, named, found)}
+    rows = {row["group"]: row for row in verify_groups(lambda: score_all_pairs(vectors), who, named, found)}
     assert list(rows) == ["alone", "easy", "hard"]
     assert (rows["alone"]["eer"], rows["alone"]["people"], rows["alone"]["at"]) == (None, 1, [])
     assert rows["hard"]["eer"] > 3 * rows["easy"]["eer"]
@@ -304,7 +309,7 @@ def test_a_groups_interval_is_that_of_its_images_alone():
     vectors, who = made_up(people=20, images=4)
     found = judge(vectors, who)
     group_of = ["some" if person % 2 and person < 16 else None for person in range(20)]
-    (row,) = by_group(lambda: all_pairs(vectors), who, group_of, found)
+    (row,) = verify_groups(lambda: score_all_pairs(vectors), who, group_of, found)
     chosen = (who % 2 == 1) & (who < 16)
     thresholds = [found.curve.at_far(far).threshold for far in FARS if found.curve.supports(far)]
     alone = judge(vectors[chosen], who[chosen] // 2, also=thresholds)

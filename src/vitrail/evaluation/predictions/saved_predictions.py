@@ -20,9 +20,9 @@ from vitrail.core import array_files
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import atomic_file, writable
 from vitrail.data.dataset import Dataset, Split
-from vitrail.evaluation.paired import Paired
+from vitrail.evaluation.paired import PairedComparison
 
-NAME = "answers.npz"
+PREDICTIONS_FILE = "answers.npz"
 """Its name in the folder of a run."""
 
 
@@ -105,12 +105,12 @@ class SavedPredictions:
             own=arrays["own"],
         )
 
-    def against(self, other: "SavedPredictions") -> Paired:
+    def against(self, other: "SavedPredictions") -> PairedComparison:
         """The paired comparison with another model's answers to the same images."""
         if why := self.difference(other):
             raise UsageError(f"Answers must be to the same images, got {why}.")
         one, two = (np.argsort(kept.images, kind="stable") for kept in (self, other))
-        return Paired.of(self.right[one], other.right[two])
+        return PairedComparison.of(self.right[one], other.right[two])
 
     def difference(self, other: "SavedPredictions") -> str | None:
         """How the images of two models differ, in words; None if they are the same with the same labels."""

@@ -52,7 +52,7 @@ def neighbour_votes(
     return shares / shares.sum(axis=1, keepdims=True)
 
 
-def logistic_regression(
+def fit_logistic_regression(
     features: np.ndarray,
     labels: np.ndarray,
     *,
@@ -94,7 +94,7 @@ def logistic_regression(
     return Linear(weight.detach().numpy(), bias.detach().numpy())
 
 
-def probe(
+def fit_probe(
     features: np.ndarray, labels: np.ndarray, *, classes: int, penalty: float | None = None, seed: int = 0
 ) -> tuple[Linear, float]:
     """The linear probe, and its penalty.
@@ -115,12 +115,12 @@ def probe(
                 "Penalty must be given if every class has only one image: none can be held out to choose it."
             )
         penalty = _choose_logistic(standard, labels, held_out, classes)
-    found = logistic_regression(standard, labels, classes=classes, penalty=penalty)
+    found = fit_logistic_regression(standard, labels, classes=classes, penalty=penalty)
     weight = found.weight / deviation[:, None]
     return Linear(weight, found.bias - mean @ weight), penalty
 
 
-def ridge(
+def fit_ridge(
     features: np.ndarray, labels: np.ndarray, *, classes: int, penalty: float | None = None
 ) -> tuple[Linear, float]:
     """The paper's few-shot classifier and its penalty: least squares to {-1, 1}^K, the penalty by leave-one-out."""
@@ -129,7 +129,7 @@ def ridge(
     return system.solve(penalty), penalty
 
 
-def ridge_head(features: np.ndarray, labels: np.ndarray, *, classes: int) -> tuple[Linear, np.ndarray]:
+def fit_ridge_head(features: np.ndarray, labels: np.ndarray, *, classes: int) -> tuple[Linear, np.ndarray]:
     """The few-shot classifier as a head for cross-entropy (sigmoid, if labels are several for each image: (n, K)), and
     its leave-one-out scores (n, K).
 
@@ -159,7 +159,7 @@ def _choose_logistic(features: np.ndarray, labels: np.ndarray, held_out: np.ndar
     means, spreads = [], []
     found = None
     for penalty in LOGISTIC_PENALTIES:  # from strong to weak: each solution is a good start for the next
-        found = logistic_regression(
+        found = fit_logistic_regression(
             features[~held_out], labels[~held_out], classes=classes, penalty=penalty, slope=_ROUGH, start=found
         )
         scores, truth = torch.from_numpy(found(features[held_out])), torch.from_numpy(labels[held_out])

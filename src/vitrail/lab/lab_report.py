@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from vitrail.core.files import write_json, write_text
 from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
-from vitrail.evaluation.paired import holm
+from vitrail.evaluation.paired import holm_levels
 from vitrail.lab.hardware import describe_machine
 from vitrail.lab.question import COLOURS, Lab, Question, Score, Verdict, percent_interval, points_text
 from vitrail.lab.statistics import Estimate
 from vitrail.reports.charts import Interval, interval_chart, standalone_svg
-from vitrail.reports.families import in_figure
+from vitrail.reports.families import family_label
 from vitrail.reports.page_kit import bilingual_page, figure, headline_numbers, table
 from vitrail.reports.translations import translator
 
@@ -46,7 +46,7 @@ def write_report(
         for verdict in question_verdicts
         if verdict.kind == "trained" and verdict.deciding is not None
     }
-    levels = holm(trained)
+    levels = holm_levels(trained)
     rows, entries = [], []
     for name, question_verdicts in verdicts.items():
         for verdict in question_verdicts:
@@ -125,7 +125,7 @@ def _scores(questions: Mapping[str, Question]) -> tuple[str, dict[str, str]]:
 
 def _score_row(name: str, estimate: Estimate, colour: int) -> Interval:
     low, high = percent_interval(estimate)
-    return Interval(in_figure(name), estimate.value, low / 100, high / 100, colour)
+    return Interval(family_label(name), estimate.value, low / 100, high / 100, colour)
 
 
 def _row(question: Question, verdict: Verdict, level: float) -> list[object]:

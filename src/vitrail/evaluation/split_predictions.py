@@ -13,7 +13,7 @@ from vitrail.models.base import AnyModel
 from vitrail.models.device import evaluating
 
 
-class Answers(NamedTuple):
+class SplitPredictions(NamedTuple):
     """Probabilities (n, classes) for the images with these indices, and the true classes or labels."""
 
     indices: np.ndarray
@@ -21,11 +21,11 @@ class Answers(NamedTuple):
     probabilities: np.ndarray
 
     @staticmethod
-    def join(parts_of_all: "list[Answers]") -> "Answers":
+    def join(parts_of_all: "list[SplitPredictions]") -> "SplitPredictions":
         """The predictions of all ranks, in the order of the images."""
         everything = [np.concatenate(parts) for parts in zip(*parts_of_all, strict=True)]
         order = np.argsort(everything[0], kind="stable")
-        return Answers(*(part[order] for part in everything))
+        return SplitPredictions(*(part[order] for part in everything))
 
 
 Forward = Callable[[Tensor], Tensor]
@@ -33,13 +33,13 @@ Forward = Callable[[Tensor], Tensor]
 
 
 @torch.inference_mode()
-def answer(
+def predict_split(
     model: AnyModel,
     loader: Loader,
     probabilities: Callable[[Tensor], Tensor] = SINGLE_LABEL.probabilities,
     *,
     meter: Callable[[int], None] | None = None,
-) -> Answers:
+) -> SplitPredictions:
     """The model's predictions for this rank's part of the loader's images; damaged ones are left out. `probabilities`
     makes them of logits; `meter` is told how many images are done."""
     weight = next(model.parameters())
@@ -48,17 +48,17 @@ def answer(
         return model(loader.preprocess.scale(pixels_BHWC.to(weight.device)).to(weight.dtype))
 
     with evaluating(model):
-        return collect(forward, loader, model.config.classes, probabilities, meter=meter)
+        return collect_predictions(forward, loader, model.config.classes, probabilities, meter=meter)
 
 
-def collect(
+def collect_predictions(
     forward: Forward,
     loader: Loader,
     classes: int,
     probabilities: Callable[[Tensor], Tensor],
     *,
     meter: Callable[[int], None] | None = None,
-) -> Answers:
+) -> SplitPredictions:
     """`answer` for whatever makes logits of cropped images."""
     found: list[tuple[Any, ...]] = []
     done = 0
@@ -73,5 +73,5 @@ def collect(
         found.append((batch.indices[is_good], batch.labels.numpy()[is_good], given[is_good]))
     if not found:
         labels = loader.split.labels[:0]
-        return Answers(np.zeros(0, np.int64), labels, np.zeros((0, classes), np.float32))
-    return Answers(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+        return SplitPredictions(np.zeros(0, np.int64), labels, np.zeros((0, classes), np.float32))
+    return SplitPredictions(*(np.concatenate(parts) for parts in zip(*found, strict=True)))

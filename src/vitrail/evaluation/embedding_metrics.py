@@ -36,7 +36,7 @@ _UNITS = 128  # most units that are resampled
 _FEWEST = 3  # two units have one draw that is not one of them alone, and so an interval of width zero
 
 
-class Block(NamedTuple):
+class PairBlock(NamedTuple):
     """Some pairs of images."""
 
     one: np.ndarray
@@ -46,13 +46,13 @@ class Block(NamedTuple):
     """Float32 (n)."""
 
 
-_NONE = Block(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+_NONE = PairBlock(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
 
-Blocks = Callable[[], Iterable[Block]]
+PairBlocks = Callable[[], Iterable[PairBlock]]
 """Yields all pairs, block by block, each time that it is called."""
 
 
-class Point(NamedTuple):
+class OperatingPoint(NamedTuple):
     """What a threshold does."""
 
     threshold: float
@@ -60,7 +60,7 @@ class Point(NamedTuple):
     far: float
 
 
-class Curve(NamedTuple):
+class RocCurve(NamedTuple):
     """The receiver operating characteristic, exactly: at infinity, and then down the scores of genuine pairs."""
 
     thresholds: np.ndarray
@@ -70,11 +70,11 @@ class Curve(NamedTuple):
     """Number of genuine pairs."""
     impostor: int
 
-    def at_far(self, far: float) -> Point:
+    def at_far(self, far: float) -> OperatingPoint:
         """The threshold with the highest TAR whose FAR is at most this."""
         return self._point(np.flatnonzero(self.far <= far)[-1])
 
-    def at_equal_errors(self) -> tuple[float, Point]:
+    def at_equal_errors(self) -> tuple[float, OperatingPoint]:
         """The EER, and its threshold."""
         errors = np.maximum(self.far, 1 - self.tar)
         return float(errors.min()), self._point(errors.argmin())
@@ -83,22 +83,22 @@ class Curve(NamedTuple):
         """Whether there are enough impostor pairs to measure this rate."""
         return self.impostor * far >= SUPPORT * (1 - 1e-9)
 
-    def _point(self, at: np.integer) -> Point:
-        return Point(float(self.thresholds[at]), float(self.tar[at]), float(self.far[at]))
+    def _point(self, at: np.integer) -> OperatingPoint:
+        return OperatingPoint(float(self.thresholds[at]), float(self.tar[at]), float(self.far[at]))
 
 
 class Verification(NamedTuple):
     """Everything about the pairs of a data set."""
 
-    curve: Curve
-    draws: Curve | None
+    curve: RocCurve
+    draws: RocCurve | None
     """The same for each resampling of people: TAR and FAR are (draws, thresholds), at fewer thresholds. None without
     intervals."""
     units: int
     """How many people, or groups of them, are resampled."""
     histograms: tuple[np.ndarray, np.ndarray]
     """Numbers of genuine and of impostor pairs between BINS."""
-    worst: tuple[Block, Block]
+    worst: tuple[PairBlock, PairBlock]
     """The genuine pairs that are least alike, and the impostor pairs that are most alike."""
 
     def report(self) -> dict[str, Any]:
@@ -113,13 +113,15 @@ class Verification(NamedTuple):
                 found = self.curve.at_far(far)
                 row |= {"tar": found.tar, "threshold": _finite(found.threshold)}
                 if self.draws is not None:
-                    row["interval"] = interval(np.where(self.draws.far <= far, self.draws.tar, 0.0).max(axis=1))
+                    row["interval"] = percentile_interval(
+                        np.where(self.draws.far <= far, self.draws.tar, 0.0).max(axis=1)
+                    )
             rows.append(row)
         return {
             "genuine": self.curve.genuine,
             "impostor": self.curve.impostor,
             "eer": eer,
-            "eer_interval": None if errors is None else interval(errors),
+            "eer_interval": None if errors is None else percentile_interval(errors),
             "eer_threshold": _finite(point.threshold),
             "tar": rows,
             "resampled": self.units,
@@ -131,25 +133,25 @@ def _finite(threshold: float) -> float | None:
     return threshold if np.isfinite(threshold) else None
 
 
-def all_pairs(vectors_ND: np.ndarray) -> Iterator[Block]:
+def score_all_pairs(vectors_ND: np.ndarray) -> Iterator[PairBlock]:
     """Every pair of images once, in bounded memory."""
     count = len(vectors_ND)
     rows = max(_BLOCK // max(count, 1), 1)
     for start in range(0, count, rows):
         some, rest = vectors_ND[start : start + rows], vectors_ND[start:]
         one, other = np.nonzero(np.arange(len(some))[:, None] < np.arange(len(rest)))
-        yield Block(one + start, other + start, (some @ rest.T)[one, other])
+        yield PairBlock(one + start, other + start, (some @ rest.T)[one, other])
 
 
-def listed_pairs(vectors_ND: np.ndarray, one: np.ndarray, other: np.ndarray) -> Iterator[Block]:
+def score_listed_pairs(vectors_ND: np.ndarray, one: np.ndarray, other: np.ndarray) -> Iterator[PairBlock]:
     """The pairs of a list."""
     for start in range(0, len(one), _BLOCK // 16):
         a, b = one[start : start + _BLOCK // 16], other[start : start + _BLOCK // 16]
-        yield Block(a, b, np.einsum("nd,nd->n", vectors_ND[a], vectors_ND[b]))
+        yield PairBlock(a, b, np.einsum("nd,nd->n", vectors_ND[a], vectors_ND[b]))
 
 
-def verify(
-    blocks: Blocks, people: np.ndarray, *, seed: int = 0, also: Sequence[float] = (), intervals: bool = True
+def verify_pairs(
+    blocks: PairBlocks, people: np.ndarray, *, seed: int = 0, also: Sequence[float] = (), intervals: bool = True
 ) -> Verification:
     """Judge pairs of images, whose `people` (N) are numbers from 0. The curve has the thresholds `also`, too.
 
@@ -168,7 +170,7 @@ def verify(
     if not impostor:
         raise UsageError("Data must have two people at least, got one: nobody to tell apart.")
     count, refused = len(genuine.scores), np.searchsorted(np.sort(genuine.scores), known, side="left")
-    curve = Curve(
+    curve = RocCurve(
         np.append(np.float32(np.inf), known[::-1]),
         np.append(0.0, (count - refused[::-1]) / count),
         np.append(0.0, impostors.passed[::-1].cumsum()[:-1] / impostor),
@@ -178,7 +180,7 @@ def verify(
     draws = None
     if units.count:
         tar, far = _bootstrap(genuine, people, known, units, impostors.table, seed)
-        draws = Curve(known[units.kept][::-1], tar, far, count, impostor)
+        draws = RocCurve(known[units.kept][::-1], tar, far, count, impostor)
     histograms = (_histogram(genuine.scores), impostors.histogram)
     return Verification(curve, draws, units.count, histograms, (low, impostors.worst))
 
@@ -211,10 +213,10 @@ class _Impostors(NamedTuple):
     table: np.ndarray
     """How many pairs of two units pass 0, 1, ... all kept thresholds (units, units, K + 1)."""
     histogram: np.ndarray
-    worst: Block
+    worst: PairBlock
 
 
-def _count_impostors(blocks: Blocks, people: np.ndarray, known: np.ndarray, units: _Units) -> _Impostors:
+def _count_impostors(blocks: PairBlocks, people: np.ndarray, known: np.ndarray, units: _Units) -> _Impostors:
     width = len(units.kept) + 1
     counts, table = np.zeros(len(known) + 1, np.int64), np.zeros(units.count**2 * width, np.int64)
     histogram, worst = np.zeros(len(BINS) - 1, np.int64), _NONE
@@ -232,7 +234,7 @@ def _count_impostors(blocks: Blocks, people: np.ndarray, known: np.ndarray, unit
 
 
 def _bootstrap(
-    genuine: Block, people: np.ndarray, known: np.ndarray, units: _Units, table: np.ndarray, seed: int
+    genuine: PairBlock, people: np.ndarray, known: np.ndarray, units: _Units, table: np.ndarray, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """TAR and FAR at the kept thresholds, from the highest, for each draw of units (draws, K)."""
     weights = _resample(units.count, seed)
@@ -246,12 +248,12 @@ def _bootstrap(
     return true / true[:, -1:], false[:, :-1] / false[:, -1:]
 
 
-def _genuine(blocks: Blocks, people: np.ndarray) -> tuple[Block, Block]:
+def _genuine(blocks: PairBlocks, people: np.ndarray) -> tuple[PairBlock, PairBlock]:
     """All genuine pairs, and the least alike of them."""
     parts = [_take(block, people[block.one] == people[block.other]) for block in blocks()]
     if not parts:
         raise UsageError("Pairs must be given, got none.")
-    found = Block(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    found = PairBlock(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
     return found, _keep(found, sign=1)
 
 
@@ -265,15 +267,15 @@ def _weigh(weights: np.ndarray, tables: np.ndarray) -> np.ndarray:
     return np.concatenate(found).astype(np.float64)
 
 
-def _take(block: Block, chosen: np.ndarray) -> Block:
-    return Block(*(array[chosen] for array in block))
+def _take(block: PairBlock, chosen: np.ndarray) -> PairBlock:
+    return PairBlock(*(array[chosen] for array in block))
 
 
-def _join(one: Block, other: Block) -> Block:
-    return Block(*(np.concatenate(arrays) for arrays in zip(one, other, strict=True)))
+def _join(one: PairBlock, other: PairBlock) -> PairBlock:
+    return PairBlock(*(np.concatenate(arrays) for arrays in zip(one, other, strict=True)))
 
 
-def _keep(block: Block, *, sign: int) -> Block:
+def _keep(block: PairBlock, *, sign: int) -> PairBlock:
     """The WORST pairs with the lowest scores, or with the highest if the sign is negative, in order."""
     scores = sign * block.scores
     if len(scores) > WORST:
@@ -291,7 +293,7 @@ def _resample(count: int, seed: int) -> np.ndarray:
     return np.apply_along_axis(np.bincount, 1, drawn, minlength=count).astype(np.float64)
 
 
-def interval(values: np.ndarray) -> list[float] | None:
+def percentile_interval(values: np.ndarray) -> list[float] | None:
     """The middle 95 % of resampled values; None where all are equal: draws of people without an error cannot tell how
     rare errors are."""
     low, high = np.quantile(values, (0.025, 0.975))
@@ -329,7 +331,7 @@ def _best_threshold(scores: np.ndarray, is_genuine: np.ndarray) -> float:
     return float((ranked[best] + ranked[min(best + 1, len(ranked) - 1)]) / 2)
 
 
-def people_folds(vectors_ND: np.ndarray, people: np.ndarray, *, seed: int = 0) -> dict[str, Any] | None:
+def cross_validate_people(vectors_ND: np.ndarray, people: np.ndarray, *, seed: int = 0) -> dict[str, Any] | None:
     """`fold_accuracy` where people are dealt to ten folds (fewer for less than 20) and pairs are those within a fold;
     None for less than four people with two images."""
     several = np.flatnonzero(np.bincount(people) > 1)
@@ -340,14 +342,14 @@ def people_folds(vectors_ND: np.ndarray, people: np.ndarray, *, seed: int = 0) -
     scores, truth, numbers = [], [], []
     for fold in range(folds):
         members = np.flatnonzero(np.isin(people, dealt[fold::folds]))
-        for block in all_pairs(vectors_ND[members]):
+        for block in score_all_pairs(vectors_ND[members]):
             scores.append(block.scores)
             truth.append(people[members[block.one]] == people[members[block.other]])
             numbers.append(np.full(len(block.scores), fold))
     return fold_accuracy(np.concatenate(scores), np.concatenate(truth), np.concatenate(numbers))
 
 
-def unit_means(vectors_ND: np.ndarray, starts: np.ndarray) -> np.ndarray:
+def mean_templates(vectors_ND: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """The mean of each run of vectors, which begin at `starts`, as a unit vector: a person's template (P, D)."""
     if not len(starts):
         return np.empty((0, vectors_ND.shape[1]), np.float32)
@@ -356,7 +358,7 @@ def unit_means(vectors_ND: np.ndarray, starts: np.ndarray) -> np.ndarray:
     return sums
 
 
-class Answers(NamedTuple):
+class ProbeMatches(NamedTuple):
     """The best match of each probe in a gallery."""
 
     people: np.ndarray
@@ -377,19 +379,19 @@ def _enrolled(people: np.ndarray) -> np.ndarray:
     return found
 
 
-def _search(vectors_ND: np.ndarray, people: np.ndarray, enrolled: np.ndarray, probes: np.ndarray) -> Answers:
+def _search(vectors_ND: np.ndarray, people: np.ndarray, enrolled: np.ndarray, probes: np.ndarray) -> ProbeMatches:
     order = enrolled[np.argsort(people[enrolled], kind="stable")]
     names, starts = np.unique(people[order], return_index=True)
-    gallery = unit_means(vectors_ND[order], starts)
+    gallery = mean_templates(vectors_ND[order], starts)
     best, scores = np.empty(len(probes), np.int64), np.empty(len(probes), np.float32)
     for start in range(0, len(probes), rows := max(_BLOCK // len(names), 1)):
         found = vectors_ND[probes[start : start + rows]] @ gallery.T
         best[start : start + rows] = found.argmax(axis=1)
         scores[start : start + rows] = found.max(axis=1)
-    return Answers(people[probes], scores, names[best] == people[probes])
+    return ProbeMatches(people[probes], scores, names[best] == people[probes])
 
 
-def identify(vectors_ND: np.ndarray, people: np.ndarray, *, seed: int = 0) -> dict[str, Any]:
+def measure_identification(vectors_ND: np.ndarray, people: np.ndarray, *, seed: int = 0) -> dict[str, Any]:
     """Rank-1 identification and, with half of the people unknown, DIR at each of FARS; 95 % intervals by resampling
     the people of the probes, null for less than three.
 
@@ -406,7 +408,7 @@ def identify(vectors_ND: np.ndarray, people: np.ndarray, *, seed: int = 0) -> di
         counts, right = (np.bincount(answers.people, some, len(weights[0])) for some in (None, answers.is_right))
         shares = (weights @ right) / np.maximum(weights @ counts, 1)
         result["rank1"] = float(answers.is_right.mean())
-        result["rank1_interval"] = interval(shares) if np.count_nonzero(counts) >= _FEWEST else None
+        result["rank1_interval"] = percentile_interval(shares) if np.count_nonzero(counts) >= _FEWEST else None
     is_first = rng.permutation(int(people.max()) + 1, seed, stream="unknown people")[people] % 2 == 0
     halves = []
     for is_known in (is_first, ~is_first):
@@ -420,12 +422,15 @@ def identify(vectors_ND: np.ndarray, people: np.ndarray, *, seed: int = 0) -> di
             # The first row counts everybody once. Some draws at a time: they are as wide as there are images.
             every = np.array_split(np.vstack([np.ones_like(weights[:1]), weights]), DRAWS // 50)
             rates = np.mean([np.concatenate([_dir(*half, far, some) for some in every]) for half in halves], axis=0)
-            row |= {"dir": float(rates[0]), "interval": interval(rates[1:]) if len(weights[0]) >= _FEWEST else None}
+            row |= {
+                "dir": float(rates[0]),
+                "interval": percentile_interval(rates[1:]) if len(weights[0]) >= _FEWEST else None,
+            }
         result["dir"].append(row)
     return result | {"unknown": unknown}
 
 
-def _dir(known: Answers, unknown: Answers, far: float, weights: np.ndarray) -> np.ndarray:
+def _dir(known: ProbeMatches, unknown: ProbeMatches, far: float, weights: np.ndarray) -> np.ndarray:
     """DIR for each row of weights of people (draws): the threshold is just above the highest score of an unknown
     person's image that would make one accepted too many."""
     order = np.argsort(-unknown.scores, kind="stable")
@@ -438,8 +443,8 @@ def _dir(known: Answers, unknown: Answers, far: float, weights: np.ndarray) -> n
     return (own * right).sum(axis=1) / np.maximum(own.sum(axis=1), 1)
 
 
-def by_group(
-    blocks: Blocks, people: np.ndarray, group_of: Sequence[str | None], found: Verification, *, seed: int = 0
+def verify_groups(
+    blocks: PairBlocks, people: np.ndarray, group_of: Sequence[str | None], found: Verification, *, seed: int = 0
 ) -> list[dict[str, Any]]:
     """FAR and TAR of each group of people at the thresholds that all people together have at FARS, and its own EER.
     Pairs are those within the group; `group_of` names the group of each person, or None."""
@@ -451,7 +456,7 @@ def by_group(
         try:
             members = np.unique(people[inside])
             own = np.searchsorted(members[:-1], people)  # numbers from 0 within the group, and some of it for others
-            one = verify(lambda inside=inside: _within(blocks, inside), own, seed=seed, also=thresholds)
+            one = verify_pairs(lambda inside=inside: _within(blocks, inside), own, seed=seed, also=thresholds)
         except UsageError:  # one person, or one image of each
             rows.append(row | {"genuine": 0, "impostor": 0, "eer": None, "eer_interval": None, "at": []})
             continue
@@ -464,5 +469,5 @@ def by_group(
     return rows
 
 
-def _within(blocks: Blocks, inside: np.ndarray) -> Iterator[Block]:
+def _within(blocks: PairBlocks, inside: np.ndarray) -> Iterator[PairBlock]:
     return (_take(block, inside[block.one] & inside[block.other]) for block in blocks())

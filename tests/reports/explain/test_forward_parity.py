@@ -16,7 +16,7 @@ import vitrail
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
 from vitrail.models.layers import patchify, unpatchify
-from vitrail.reports.explain.page import pack_tensors, page_config
+from vitrail.reports.explain.explain_page import pack_tensors, page_config
 
 CLOTHES = open_data("fashion-40").splits["test"].images
 SCRIPTS = [

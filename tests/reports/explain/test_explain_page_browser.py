@@ -14,7 +14,7 @@ import vitrail
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
 from vitrail.models.walkthrough import walkthrough_of
-from vitrail.reports.explain.page import Shown, explain, make_page
+from vitrail.reports.explain.explain_page import ExplainImage, explain, make_page
 
 EVIL = '<img src=x onerror="document.title=1">'
 CLOTHES = open_data("fashion-40").splits["test"].images
@@ -507,7 +507,9 @@ def test_hostile_labels_and_a_colour_model_without_class_token(browser, tmp_path
     eye = vitrail.Preprocess(resolution=(32, 40), crop_fraction=1.0)
     bundle = vitrail.Bundle(model=model, preprocess=eye, labels=(EVIL, "b", "c"))
     pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 40, 3)).astype(np.uint8)
-    (tmp_path / "index.html").write_text(make_page(bundle, [Shown(one, EVIL) for one in pixels]), encoding="utf-8")
+    (tmp_path / "index.html").write_text(
+        make_page(bundle, [ExplainImage(one, EVIL) for one in pixels]), encoding="utf-8"
+    )
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], locale="en")
     page, complaints = context.new_page(), []
     page.on("pageerror", lambda error: complaints.append(str(error)))

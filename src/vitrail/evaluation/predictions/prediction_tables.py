@@ -19,11 +19,11 @@ from vitrail.core.files import atomic_file, check_writable, refuse_existing, wri
 from vitrail.core.optional import need
 from vitrail.core.terminal import json_text
 
-Row = dict[str, Any]
+PredictionRow = dict[str, Any]
 """`{"file", "predictions": [{"label", "score"}, ...]}`, perhaps with "truth"; or `{"file", "error"}`."""
 
 
-class Table(ABC):
+class PredictionTable(ABC):
     """A file of answers that is being written. `best` is how many answers a row has at most, `truth` whether the right
     ones are known."""
 
@@ -52,7 +52,7 @@ class Table(ABC):
     def _places(self) -> range:
         return range(1, self.best + 1)
 
-    def cells(self, row: Row) -> Iterator[str | float | None]:
+    def cells(self, row: PredictionRow) -> Iterator[str | float | None]:
         """What stands in each column; None where there is nothing."""
         yield row["file"]
         if self.has_truth:
@@ -65,7 +65,7 @@ class Table(ABC):
         yield row.get("error")
 
     @abstractmethod
-    def add(self, row: Row) -> None:
+    def add(self, row: PredictionRow) -> None:
         """Add a row."""
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class Table(ABC):
         self.file.flush()
 
 
-class Csv(Table):
+class CsvTable(PredictionTable):
     """Comma-separated values in UTF-8 with the mark that spreadsheets know it by. A text that a spreadsheet would
     compute begins with an apostrophe, which stops that."""
 
@@ -86,7 +86,7 @@ class Csv(Table):
         self._writer = csv.writer(self)
         self._writer.writerow(self.columns)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: PredictionRow) -> None:
         self._writer.writerow([self._cell(value) for value in self.cells(row)])
 
     def write(self, text: str) -> None:
@@ -99,16 +99,16 @@ class Csv(Table):
         return "" if value is None else f"{value:.7g}"
 
 
-class JsonLines(Table):
+class JsonLinesTable(PredictionTable):
     """The lines of `predict --json`."""
 
     ending = ".jsonl"
 
-    def add(self, row: Row) -> None:
+    def add(self, row: PredictionRow) -> None:
         self.file.write(json_text(row).encode() + b"\n")
 
 
-class Parquet(Table):
+class ParquetTable(PredictionTable):
     """Apache Parquet, by pyarrow: the extra `parquet`."""
 
     ending = ".parquet"
@@ -127,7 +127,7 @@ class Parquet(Table):
         self._writer = pyarrow.parquet.ParquetWriter(file, self._schema)
         self._rows: list[list[str | float | None]] = []
 
-    def add(self, row: Row) -> None:
+    def add(self, row: PredictionRow) -> None:
         self._rows.append([writable(cell) if isinstance(cell, str) else cell for cell in self.cells(row)])
         if len(self._rows) >= self._TOGETHER:
             self._flush()
@@ -142,10 +142,10 @@ class Parquet(Table):
         self._writer.close()
 
 
-FORMATS: tuple[type[Table], ...] = (Csv, JsonLines, Parquet)
+FORMATS: tuple[type[PredictionTable], ...] = (CsvTable, JsonLinesTable, ParquetTable)
 
 
-def endings() -> list[str]:
+def table_endings() -> list[str]:
     """The endings of files that answers can be written to."""
     return [one.ending for one in FORMATS]
 
@@ -153,7 +153,7 @@ def endings() -> list[str]:
 def check_table(path: Path, *, force: bool, others: Sequence[str] = ()) -> None:
     """Refuse a path that answers could not be written to, before any work is done. `others` are endings that the caller
     writes itself."""
-    known = [*endings(), *others]
+    known = [*table_endings(), *others]
     if path.suffix.lower() not in known or path.is_dir():
         near = did_you_mean(path.suffix.lower(), known) if path.suffix else ""
         raise UsageError(f"Output must be a file that ends in {', '.join(known)}, got {str(path)!r}.{near}")
@@ -165,7 +165,7 @@ def check_table(path: Path, *, force: bool, others: Sequence[str] = ()) -> None:
 
 
 @contextlib.contextmanager
-def open_table(path: Path, *, best: int, truth: bool = False, force: bool = False) -> Generator[Table]:
+def open_table(path: Path, *, best: int, truth: bool = False, force: bool = False) -> Generator[PredictionTable]:
     """A table to write; it is at `path` only if the block succeeds."""
     kind = next(one for one in FORMATS if path.suffix.lower() == one.ending)
     with atomic_file(path, force=force) as file:

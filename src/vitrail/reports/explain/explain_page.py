@@ -37,11 +37,11 @@ _SCRIPTS = (
     _HERE.parents[1] / "forward.js",
     *(_HERE.with_name(f"{name}.js") for name in ("preprocess", "drawing", "walk", "stations")),
 )
-WORDS = load_messages(str(_HERE.with_name("words.py")))
-word = translator(WORDS)
+MESSAGES = load_messages(__file__)
+t = translator(MESSAGES)
 
 
-class Shown(NamedTuple):
+class ExplainImage(NamedTuple):
     """An image of the page: uint8 pixels (H, W, C) as the model gets them, its name, and its class if that is known."""
 
     pixels: np.ndarray
@@ -71,14 +71,14 @@ def check_explains(bundle: Bundle) -> None:
     bundle.parts.check_single_label("Explain")
 
 
-def _read(bundle: Bundle, images: Sequence[ImageLike]) -> list[Shown]:
+def _read(bundle: Bundle, images: Sequence[ImageLike]) -> list[ExplainImage]:
     if len(images) > MOST_IMAGES:
         raise UsageError(f"Images must be at most {MOST_IMAGES}, got {len(images)}. Choose some of them.")
     named = [Path(one).name if isinstance(one, str | Path) else f"image {n}" for n, one in enumerate(images)]
-    return [Shown(bundle.preprocess.crop(one), name) for one, name in zip(images, named, strict=True)]
+    return [ExplainImage(bundle.preprocess.crop(one), name) for one, name in zip(images, named, strict=True)]
 
 
-def embedded_images(bundle: Bundle) -> list[Shown]:
+def embedded_images(bundle: Bundle) -> list[ExplainImage]:
     """Up to forty images that ship with the package, of the model's size, channels and classes."""
     for name in EMBEDDED:
         data = open_data(name)
@@ -86,7 +86,7 @@ def embedded_images(bundle: Bundle) -> list[Shown]:
         pixels = np.asarray(split.in_memory)
         if bundle.preprocess.leaves_unchanged(*pixels.shape[1:]) and set(data.labels) == set(bundle.labels or ()):
             truths = [data.labels[label] for label in split.labels]
-            return [Shown(one, truth, truth) for one, truth in zip(pixels, truths, strict=True)]
+            return [ExplainImage(one, truth, truth) for one, truth in zip(pixels, truths, strict=True)]
     raise UsageError(
         "IMAGE must be given: the embedded images, of clothes and of digits, are not of this bundle's size and classes."
     )
@@ -105,13 +105,13 @@ def pack_tensors(model: AnyModel) -> dict[str, np.ndarray]:
     }
 
 
-def make_page(bundle: Bundle, shown: Sequence[Shown]) -> str:
+def make_page(bundle: Bundle, shown: Sequence[ExplainImage]) -> str:
     """The document."""
     config = bundle.model.config
     walkthrough = walkthrough_of(bundle.model)
     explanation, messages = walkthrough.explanation(), walkthrough.messages
     steps = [step for part in explanation.parts.values() for step in part]
-    title = word("heading", model=config.name or config.family)
+    title = t("heading", model=config.name or config.family)
     tensors = pack_tensors(bundle.model)
     data = {
         "config": page_config(config),
@@ -122,10 +122,10 @@ def make_page(bundle: Bundle, shown: Sequence[Shown]) -> str:
         "images": [{"pixels": _text(one.pixels.tobytes()), "name": one.name, "truth": one.truth} for one in shown],
         "start": {"patch": (patch := _first_patch(config, shown[0].pixels)), "key": config.prefix + max(patch - 1, 0)},
         "title": {language: in_language(title, language) for language in LANGUAGES},
-        "words": WORDS,
+        "words": MESSAGES,
     }
     weights = _text(b"".join(tensor.astype("<f4").tobytes() for tensor in tensors.values()))
-    warning = "" if bundle.is_trained else f'<div class="warn">{word("untrained", "p")}</div>'
+    warning = "" if bundle.is_trained else f'<div class="warn">{t("untrained", "p")}</div>'
     numbers = itertools.count(1)
     parts = "".join(
         f"<h2>{message(part, messages=messages)}</h2>"
@@ -133,16 +133,16 @@ def make_page(bundle: Bundle, shown: Sequence[Shown]) -> str:
         for part, part_steps in explanation.parts.items()
     )
     body = (
-        f'<noscript><div class="warn">{word("no-script", "p")}</div></noscript>{warning}'
+        f'<noscript><div class="warn">{t("no-script", "p")}</div></noscript>{warning}'
         f"{_symbols()}"
         '<div id="told" hidden><p id="told-words" role="status"></p>'
-        f'<button type="button" id="told-close">{word("close")}</button></div>'
+        f'<button type="button" id="told-close">{t("close")}</button></div>'
         f'<div class="walk">{_pane(steps, messages)}<div>{parts}</div></div>'
         # Inside a script element, only this one character could end it.
         f'<script type="application/json" id="data">{json.dumps(data).replace("<", chr(92) + "u003c")}</script>'
         f'<script type="text/plain" id="weights">{weights}</script>'
     )
-    subtitle = Html(f"{word('intro', parameters=f'{config.parameters:,}')} {word('keys')} {LANGUAGE_BUTTON}")
+    subtitle = Html(f"{t('intro', parameters=f'{config.parameters:,}')} {t('keys')} {LANGUAGE_BUTTON}")
     script = "\n".join(path.read_text(encoding="utf-8") for path in _SCRIPTS) + "begin();\n"
     return page(title, subtitle, body, script, style=_HERE.with_name("walk.css").read_text(encoding="utf-8"))
 
@@ -150,8 +150,8 @@ def make_page(bundle: Bundle, shown: Sequence[Shown]) -> str:
 def _symbols() -> str:
     """What the letters of the equations stand for."""
     named = {"x": "x", "p": "x_p", "e": "E, b", "z": "z_l", "u": "U_qkv, U_msa, D_h", "w": "W, b"}
-    rows = "".join(f"<dt>{typeset(symbol)}</dt><dd>{word(f'symbol-{name}')}</dd>" for name, symbol in named.items())
-    return f'<details class="legend"><summary>{word("symbols")}</summary><dl>{rows}</dl></details>'
+    rows = "".join(f"<dt>{typeset(symbol)}</dt><dd>{t(f'symbol-{name}')}</dd>" for name, symbol in named.items())
+    return f'<details class="legend"><summary>{t("symbols")}</summary><dl>{rows}</dl></details>'
 
 
 def _step(step: ExplainStep, number: int, explanation: Explanation, messages: Messages) -> str:
@@ -167,7 +167,7 @@ def _step(step: ExplainStep, number: int, explanation: Explanation, messages: Me
         f'<section class="station" id="s-{name}" tabindex="-1" aria-labelledby="{name}-title">'
         f'<h3 id="{name}-title"><span class="stop">{number}</span> {told("title")}</h3>{told("says", "p")}'
         f'<div class="formula">{typeset(step.equation)}<div class="live" id="{name}-live"></div>'
-        f'<p class="shape">{word("shape")} <b>{shape}</b></p></div>'
+        f'<p class="shape">{t("shape")} <b>{shape}</b></p></div>'
         f'<div class="show" id="{name}-show"></div><div class="control" id="{name}-control"></div>'
         f"<details><summary>{told('asks')}</summary>{told('answer', 'p')}</details></section>"
     )
@@ -183,17 +183,17 @@ def _pane(steps: Sequence[ExplainStep], messages: Messages) -> str:
     )
 
     def button(name: str, words: str, sign: str) -> str:
-        return f'<button type="button" id="{name}"><span aria-hidden="true">{sign}</span> {word(words)}</button>'
+        return f'<button type="button" id="{name}"><span aria-hidden="true">{sign}</span> {t(words)}</button>'
 
     return (
-        f'<aside class="pane" aria-labelledby="pane-title"><h2 id="pane-title" class="unseen">{word("window")}</h2>'
+        f'<aside class="pane" aria-labelledby="pane-title"><h2 id="pane-title" class="unseen">{t("window")}</h2>'
         '<div id="pane-image"></div><div class="says-now">'
-        f'<p class="headline"><span class="quiet">{word("answer-now")}</span> <b id="best"></b>'
+        f'<p class="headline"><span class="quiet">{t("answer-now")}</span> <b id="best"></b>'
         ' <span id="best-share"></span></p><p class="was quiet" id="was"></p><ol class="bars" id="bars"></ol></div>'
         '<p class="truth quiet" id="truth"></p><p class="truth quiet" id="in-hand"></p>'
         '<ul class="changes" id="changes"></ul>'
-        f'<button type="button" id="undo" hidden>{word("undo-all")} <span id="undo-count"></span></button>'
-        f'<div class="way">{button("back", "previous", "&lsaquo;")}<label><span class="unseen">{word("station")}</span>'
+        f'<button type="button" id="undo" hidden>{t("undo-all")} <span id="undo-count"></span></button>'
+        f'<div class="way">{button("back", "previous", "&lsaquo;")}<label><span class="unseen">{t("station")}</span>'
         f'<select id="where">{options}</select></label>{button("forth", "next", "&rsaquo;")}</div></aside>'
     )
 

@@ -40,7 +40,7 @@ _FAST = 8  # attention with a multiple of so many tokens is up to a fifth faster
 _MATCH = 0.1  # of a layer's time: what a match takes besides its product (ONNX Runtime; with torch, half of that)
 
 
-class Price(NamedTuple):
+class MergeCost(NamedTuple):
     """What a setting of `merge` saves, and what it changes."""
 
     merge: tuple[int, ...]
@@ -69,7 +69,7 @@ def with_merge(model: AnyModel, merge: int | Sequence[int]) -> AnyModel:
     return share_weights(model, merge=merge)
 
 
-class Judge:
+class MergeEvaluator:
     """Compares a bundle's model with and without merging on images, which are preprocessed once."""
 
     def __init__(self, bundle: Bundle, images: Sequence[ImageLike] | np.ndarray) -> None:
@@ -82,13 +82,13 @@ class Judge:
         self.count = len(self._pixels)
         self._expected = self._probabilities(self.model)
 
-    def price(self, merge: Sequence[int]) -> Price:
+    def price(self, merge: Sequence[int]) -> MergeCost:
         """What this setting saves and changes."""
         model = with_merge(self.model, merge)
         found = self._probabilities(model)
         moved = (found - self._expected).abs().sum(dim=1).div(2).mean()
         changed = int((found.argmax(1) != self._expected.argmax(1)).sum())
-        return Price(tuple(merge), spent(model.config), changed, self.count, float(moved))
+        return MergeCost(tuple(merge), count_macs(model.config), changed, self.count, float(moved))
 
     def answers(self, merge: Sequence[int]) -> np.ndarray:
         """The class that each image gets with this setting."""
@@ -114,7 +114,7 @@ def check_can_merge(config: ModelConfig) -> None:
         )
 
 
-def spent(config: ViTConfig) -> int:
+def count_macs(config: ViTConfig) -> int:
     """Multiply-accumulates of a forward pass. `config.macs` also counts what the last block spares."""
     with torch.device("meta"):
         model = build(config).eval()
@@ -129,14 +129,14 @@ def find_merge(
     tolerance: float = 0.02,
     *,
     tell: Callable[[str], None] = say_nothing,
-) -> list[Price]:
+) -> list[MergeCost]:
     """The settings of `merge` that the search went through: the first merges nothing, each saves more than the one
     before, and the last is what was found: of those tried, it saves most with a share of changed answers of at most
     `tolerance`. `tell` is told about each."""
     Bounds(0, 1).check("tolerance", tolerance)
-    judge = Judge(bundle, images)
+    judge = MergeEvaluator(bundle, images)
     config = judge.model.config
-    curve = [Price((0,) * config.depth, spent(config), 0, judge.count, 0.0)]
+    curve = [MergeCost((0,) * config.depth, count_macs(config), 0, judge.count, 0.0)]
     # Each layer's next step, cheapest first; its price may be that of an earlier round.
     steps = [(0.0, layer, -1, curve[0]) for layer in range(config.depth)]
     while steps:
@@ -146,7 +146,7 @@ def find_merge(
             tell(_spoken(step, curve[0]))
         elif tried_at == len(curve):
             continue  # this layer merges no more
-        if (raised := _raise(config, curve[-1].merge, layer)) is None:
+        if (raised := _merge_more(config, curve[-1].merge, layer)) is None:
             continue
         step = judge.price(raised)
         if (saved := _saved(config, curve[-1], step, layer)) > 0:
@@ -154,7 +154,7 @@ def find_merge(
     return curve
 
 
-def _raise(config: ViTConfig, counts: Sequence[int], layer: int) -> tuple[int, ...] | None:
+def _merge_more(config: ViTConfig, counts: Sequence[int], layer: int) -> tuple[int, ...] | None:
     """The counts with one step more in a layer, so that the sequences have fast lengths; None if the layer cannot
     merge more."""
     multiple = _FAST if config.patches >= _FAST * _STEPS else 1
@@ -173,13 +173,13 @@ def _raise(config: ViTConfig, counts: Sequence[int], layer: int) -> tuple[int, .
     return tuple(found)
 
 
-def _saved(config: ViTConfig, before: Price, after: Price, layer: int) -> float:
+def _saved(config: ViTConfig, before: MergeCost, after: MergeCost, layer: int) -> float:
     """Multiply-accumulates saved, less the time of a match where there was none before."""
     matches = _MATCH * config.macs / config.depth if not before.merge[layer] else 0
     return before.macs - after.macs - matches
 
 
-def _spoken(step: Price, plain: Price) -> str:
+def _spoken(step: MergeCost, plain: MergeCost) -> str:
     low, high = wilson(step.changed, step.count)
     return (
         f"merge {list(step.merge)}: {plain.macs / step.macs:.2f}x fewer multiply-accumulates, {step.changed} of"
@@ -222,7 +222,7 @@ def merged_bundle(
             )
     model = with_merge(bundle.model, counts[0] if len(counts) == 1 else counts)
     if images is not None and "curve" not in about:
-        about["curve"] = [Judge(bundle, images).price(model.config.merge).to_json()]
+        about["curve"] = [MergeEvaluator(bundle, images).price(model.config.merge).to_json()]
     lengths = (model.config.tokens, *model.config.layer_tokens)
     about["merge"] = [before - after for before, after in itertools.pairwise(lengths)]
     with tempfile.TemporaryDirectory(prefix="vitrail-") as aside:

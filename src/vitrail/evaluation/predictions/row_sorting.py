@@ -15,7 +15,7 @@ Order = Literal["uncertain", "confident"]
 _NEVER = 2.0  # above every score: an image without an answer comes last in either order
 
 
-class Spool:
+class RowStore:
     """JSON documents in an anonymous temporary file. A number of each is kept in memory, to order them by, and where it
     begins."""
 
@@ -55,11 +55,11 @@ class Spool:
 
 
 @contextlib.contextmanager
-def in_order(rows: Iterable[dict[str, Any]], by: Order, folder: Path | None = None) -> Generator[Iterator[dict]]:
+def sort_rows(rows: Iterable[dict[str, Any]], by: Order, folder: Path | None = None) -> Generator[Iterator[dict]]:
     """The same rows, the least or the most certain first. All of them are read before the first is returned; they are
     kept in a temporary file in the folder."""
     try:
-        spool = Spool(folder)
+        spool = RowStore(folder)
     except OSError as error:
         raise VitrailError(f"A temporary file must be writable, got none ({error.strerror}).") from None
     with contextlib.closing(spool):
