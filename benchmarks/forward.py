@@ -25,7 +25,7 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from peers import huggingface_vit, load_peer, timm_vit, timm_with_weights, torchvision_vit
 from vitrail import Bundle, Preprocess, save
-from vitrail.inference.engine import need
+from vitrail.inference.engine import import_engine_package
 from vitrail.inference.registry import ENGINES
 from vitrail.inference.select import every_choice, find_usable
 from vitrail.lab.exact import redraw
@@ -70,7 +70,7 @@ def engines(size):
 def write_graph(model, batch, path):
     """Write a model as ONNX for batches of this size, as torch does it. ONNX Runtime's quantiser fails on the shapes
     that torch stores."""
-    onnx = need("onnx", "onnx")
+    onnx = import_engine_package("onnx", "onnx")
     with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -90,7 +90,7 @@ def write_graph(model, batch, path):
 
 def onnxruntime_session(path):
     """A function from images to logits, by ONNX Runtime with as many threads as torch has."""
-    onnxruntime = need("onnxruntime", "onnx")
+    onnxruntime = import_engine_package("onnxruntime", "onnx")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
@@ -99,7 +99,7 @@ def onnxruntime_session(path):
 
 def openvino_model(path, **settings):
     """The same by OpenVINO."""
-    openvino = need("openvino", "openvino")
+    openvino = import_engine_package("openvino", "openvino")
     usual = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
     compiled = openvino.compile_model(openvino.Core().read_model(path), "CPU", usual | settings)
     return lambda images: compiled(images.numpy())["logits"]
@@ -113,7 +113,9 @@ def runtimes(path):
 def reduced_runtimes(path):
     """What they do in reduced precision: ONNX Runtime's dynamic int8, and OpenVINO as it comes."""
     plain = path.with_suffix(".int8.onnx")
-    need("onnxruntime.quantization", "onnx").quantize_dynamic(path, plain, op_types_to_quantize=["MatMul", "Gemm"])
+    import_engine_package("onnxruntime.quantization", "onnx").quantize_dynamic(
+        path, plain, op_types_to_quantize=["MatMul", "Gemm"]
+    )
     return {"onnxruntime int8": onnxruntime_session(plain), "openvino default": openvino_model(path)}
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from vitrail.bundles.metadata import read_parts
 from vitrail.core.errors import UnprovedError
-from vitrail.core.intervals import wilson
+from vitrail.core.intervals import wilson_interval
 from vitrail.data.loader import Loader
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.labels import match_labels
@@ -66,7 +66,7 @@ def row(path, data, batch, engine):
         exact, rounded = answers(runs, parts, split, batch).values()
         spent = times(runs, parts, split)
     changed, paired = int((exact != rounded).sum()), PairedComparison.of(exact == truth, rounded == truth)
-    low, high = wilson(changed, len(truth))
+    low, high = wilson_interval(changed, len(truth))
     speed = ", ".join(" to ".join(f"{spent[precision, size]:.2f}" for precision in PRECISIONS) for size in BATCHES)
     return (
         f"| {path} | {parts.config.name} | {(exact == truth).sum():,} |"

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 import vitrail
-from vitrail.core.intervals import wilson
+from vitrail.core.intervals import wilson_interval
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.merge_search import MergeCost, MergeEvaluator, count_macs, find_merge, with_merge
-from vitrail.inference.engine import need
+from vitrail.inference.engine import import_engine_package
 from vitrail.lab.exact import redraw
 from vitrail.models.layers import separate_
 
@@ -60,7 +60,7 @@ def search(bundle, crops, tolerance, path):
 
 def session(model, batch):
     """A function from images (an array of that batch) to logits, by ONNX Runtime, with the graph of our engine."""
-    runtime, model = need("onnxruntime", "onnx"), copy.deepcopy(model)
+    runtime, model = import_engine_package("onnxruntime", "onnx"), copy.deepcopy(model)
     separate_(model)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -145,7 +145,7 @@ def main():
     for merge in merges:
         answers = judge.answers(merge)
         changed, count = int((answers != plain_answers).sum()), len(answers)
-        low, high = wilson(changed, count)
+        low, high = wilson_interval(changed, count)
         searched = f"{known_share[merge]:.1%}" if merge in known_share else ""
         shown = ", ".join(f"{layer}: {count}" for layer, count in enumerate(merge) if count) or "none"
         cells = [shown, f"{plain.macs / count_macs(with_merge(bundle.model, merge).config):.2f}x fewer", searched]

@@ -15,7 +15,7 @@ from pathlib import Path
 from images import SHARED
 from vitrail.bundles.bundle import load
 from vitrail.bundles.convert import convert
-from vitrail.core.intervals import wilson
+from vitrail.core.intervals import wilson_interval
 from vitrail.data.loader import Loader
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.labels import match_labels
@@ -51,7 +51,7 @@ def main():
             answers = predict_split(model, Loader(split, eye, batch=50, shuffle=False))
             is_right = answers.probabilities.argmax(axis=1) == truth
             right = int(is_right.sum())
-            low, high = wilson(right, len(split))
+            low, high = wilson_interval(right, len(split))
             first = is_right if first is None else first
             gains, losses = int((is_right & ~first).sum()), int((first & ~is_right).sum())
             pair = ("-", "-") if is_right is first else (f"{gains}, {losses}", f"{sign_test(gains, losses):.2f}")

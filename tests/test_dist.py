@@ -54,7 +54,7 @@ def test_every_hint_names_an_extra_of_ours_and_the_same_command():
 
     code = {path: path.read_text(encoding="utf-8") for path in ROOT.glob("src/vitrail/**/*.py")}
     assert [path.name for path, text in code.items() if "pip install" in text] == ["errors.py"]
-    error = str(MissingError.of_extra("Engine onnx", "onnx", "onnxruntime"))
+    error = str(MissingError.for_extra("Engine onnx", "onnx", "onnxruntime"))
     assert error.endswith('Run, in the source folder of vitrail: pip install -c constraints.txt ".[onnx]".')
     named = {extra for text in code.values() for extra in re.findall(r'\bextra="(\w+)"', text)}
     assert {"lab", "dask", "hub"} <= named <= extras.keys()

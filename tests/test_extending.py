@@ -273,7 +273,7 @@ def test_an_objective(toys, call, tmp_path, images, monkeypatch):
     assert done.returncode == 0, done.stderr
     assert "10 classes are the bundle's own: its head stays" in done.stderr
     # The bundle does not need the objective that trained it; the run does.
-    monkeypatch.setattr(registry, "_added", lambda _: {})
+    monkeypatch.setattr(registry, "_extensions", lambda _: {})
     done = call("predict", run / "bundle", images[0], "--json")
     assert json.loads(done.stdout)["predictions"][0]["label"] in bundle.labels
     done = call("train", "digits", "--model", "ViT-Pico/2", "--objective", "tempered", "--output", tmp_path / "x")
@@ -454,12 +454,12 @@ def test_a_family_must_state_the_name_of_its_entry_point(install, call, tmp_path
         (SOURCES, "Source"),
         (ENGINES, "Engine"),
     ],
-    ids=lambda value: value if isinstance(value, str) else value.sort,
+    ids=lambda value: value if isinstance(value, str) else value.category,
 )
 @pytest.mark.parametrize(("target", "got"), [("pathlib:Path", "<class '.*Path'>"), ("math:pi", "3.14")])
 def test_an_extension_of_another_type_is_refused(install, registry, base, target, got):
-    install("wrong", f"{registry.sort}.x = {target}")
-    with pytest.raises(VitrailError, match=f"{registry.sort}.x of wrong 2 must be a subclass of {base}, got {got}"):
+    install("wrong", f"{registry.category}.x = {target}")
+    with pytest.raises(VitrailError, match=f"{registry.category}.x of wrong 2 must be a subclass of {base}, got {got}"):
         registry["x"]
 
 
@@ -467,13 +467,13 @@ def test_a_built_in_kind_is_used_instead_of_an_extension_of_its_name(install):
     install("shadow", "family.vit = nowhere:X")
     assert FAMILIES["vit"] is ViTConfig
     assert list(FAMILIES).count("vit") == 1
-    assert "vit" not in FAMILIES.added
+    assert "vit" not in FAMILIES.extension_names
     assert create("ViT-Pico/2").config.extensions == {}
 
 
 def test_a_name_that_two_packages_use_is_refused(install):
     install("doubles", "family.coarse = toy_family.config:CoarseConfig")
-    assert FAMILIES.added == ["coarse"]  # listed, but nobody can tell which is meant
+    assert FAMILIES.extension_names == ["coarse"]  # listed, but nobody can tell which is meant
     with pytest.raises(
         VitrailError, match=r"Extension family.coarse must come from one package, got doubles 2 and toys 1.0. Uninstall"
     ):

@@ -92,8 +92,8 @@ def test_settings_of_models_keep_their_names(family):
 @pytest.mark.parametrize("sort", NAMES["plugins"])
 def test_plugins_keep_their_names(sort):
     registry = PLUGINS[sort]
-    assert registry.sort == sort
-    assert sorted(set(registry) - set(registry.added)) == sorted(NAMES["plugins"][sort])
+    assert registry.category == sort
+    assert sorted(set(registry) - set(registry.extension_names)) == sorted(NAMES["plugins"][sort])
 
 
 def test_the_group_of_entry_points_keeps_its_name():

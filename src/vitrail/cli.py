@@ -30,7 +30,7 @@ from vitrail.api.output import Given
 from vitrail.core.errors import VitrailError, did_you_mean, first_line, library_memory_error
 from vitrail.core.flags import REQUIRED, UNSET
 from vitrail.core.memory import describe_allocation_failure, is_allocation_failure
-from vitrail.core.other_tools import OTHER_COMMANDS, our_words
+from vitrail.core.other_tools import OTHER_COMMANDS, our_names
 from vitrail.core.terminal import say
 
 DESCRIPTION = """The complete Vision Transformer: define it, train it, look inside it, deploy it.
@@ -249,7 +249,7 @@ def _like_other_tools(flag: str, usage: str, command: Command | Group | None) ->
     flags, arguments = _flags(command), _arguments(command)
     settings = setting_keys() if "--set" in flags else {}
     theirs = flag.lstrip("-").replace("-", "_")
-    for word in (*our_words(theirs), theirs, ModelConfig.called_elsewhere.get(theirs, "")):
+    for word in (*our_names(theirs), theirs, ModelConfig.aliases.get(theirs, "")):
         if (ours := f"--{word.replace('_', '-')}") in flags:
             return f" Did you mean {ours!r}?"
         if word in arguments:

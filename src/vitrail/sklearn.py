@@ -40,7 +40,7 @@ try:
         validate_data,
     )
 except ImportError:
-    raise MissingError.of_extra("vitrail.sklearn", "sklearn", "scikit-learn 1.6 or newer") from None
+    raise MissingError.for_extra("vitrail.sklearn", "sklearn", "scikit-learn 1.6 or newer") from None
 
 _BATCH = 64
 

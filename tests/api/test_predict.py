@@ -28,7 +28,7 @@ from vitrail.core.files import MANIFEST, _write_manifest, atomic_file, atomic_fo
 from vitrail.inference import build_model_file as making
 from vitrail.inference import model_files
 from vitrail.inference.benchmark_store import Measured, Speed, Workload
-from vitrail.inference.engine import EngineChoice, Outputs, batch_for, cores, need
+from vitrail.inference.engine import EngineChoice, Outputs, batch_for, cores, import_engine_package
 from vitrail.inference.onnx_engine import MODEL, OnnxEngine
 from vitrail.inference.proof import prove, sample
 from vitrail.lab.exact import redraw
@@ -189,7 +189,7 @@ def test_streaming_leaves_torchs_threads_as_they_were(bundle, images):
 
 
 def test_the_graph_and_what_it_says_of_itself(bundle):
-    session = need("onnxruntime", "onnx").InferenceSession(bundle.with_name("pico.onnx") / MODEL)
+    session = import_engine_package("onnxruntime", "onnx").InferenceSession(bundle.with_name("pico.onnx") / MODEL)
     shapes = {port.name: port.shape for port in (*session.get_inputs(), *session.get_outputs())}
     assert shapes == {"pixel_values": ["batch", 1, 8, 8], "logits": ["batch", 3], "features": ["batch", 16]}
     said = session.get_modelmeta().custom_metadata_map
@@ -866,7 +866,7 @@ def test_a_model_without_a_head_has_features_and_no_answers(call, tmp_path, imag
 def impatient(monkeypatch):
     """A watchdog that speaks after 0.5 s."""
     monkeypatch.setenv("VITRAIL_PATIENCE", "0.5")
-    monkeypatch.setattr(watchdog, "_watch", watchdog._Watch())
+    monkeypatch.setattr(watchdog, "_watchdog", watchdog._Watchdog())
 
 
 def slow_down(monkeypatch, name, seconds=1.0):
@@ -909,17 +909,17 @@ def test_the_watchdog_names_what_evaluate_is_stuck_in(bundle, tmp_path, impatien
 
 def test_the_watchdog_is_silent_while_steps_end(impatient, capsys):
     for _ in range(8):
-        with watchdog.step(lambda: "working"):
+        with watchdog.watch_step(lambda: "working"):
             time.sleep(0.1)
     assert capsys.readouterr().err == ""
 
 
 def test_the_watchdog_speaks_once_a_step_and_works_in_forks(impatient, capfd):
-    with watchdog.step(lambda: "working"):
+    with watchdog.watch_step(lambda: "working"):
         time.sleep(1.2)
         child = os.fork()
         if not child:
-            with watchdog.step(lambda: "working in a fork"):
+            with watchdog.watch_step(lambda: "working in a fork"):
                 time.sleep(1.0)
             os._exit(0)
         os.waitpid(child, 0)

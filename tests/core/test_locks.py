@@ -14,7 +14,7 @@ import pytest
 
 from tests.training.test_loop import HALF_WAY
 from vitrail.core.errors import UsageError
-from vitrail.core.files import locked
+from vitrail.core.files import file_lock
 from vitrail.training.checkpoint import remove_old_checkpoints, remove_temporary_folders
 
 TRAIN = ("train", "digits", "--model", "MLP-Pico", "--steps", "2", "--threads", "1", "--set", "batch=32")
@@ -55,17 +55,17 @@ def name(process):
 def test_who_comes_second_is_told_who_was_first(tmp_path):
     path = tmp_path / "new" / ".lock"
     with holder(path) as process:
-        with pytest.raises(UsageError, match=name(process)), locked(path, refuse):
+        with pytest.raises(UsageError, match=name(process)), file_lock(path, refuse):
             pass
         process.kill()
         process.wait()
-        with locked(path, refuse) as is_held:
+        with file_lock(path, refuse) as is_held:
             assert is_held
             assert path.read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
-            with pytest.raises(UsageError, match=f"process {os.getpid()} "), locked(path, refuse):
+            with pytest.raises(UsageError, match=f"process {os.getpid()} "), file_lock(path, refuse):
                 pass
     assert path.exists()
-    with locked(path, refuse) as is_held:
+    with file_lock(path, refuse) as is_held:
         assert is_held
 
 
@@ -74,11 +74,11 @@ def test_children_do_not_inherit_a_lock(tmp_path):
         process.kill()
         process.wait()
         try:
-            with locked(tmp_path / ".lock", refuse) as is_held:
+            with file_lock(tmp_path / ".lock", refuse) as is_held:
                 assert is_held
         finally:
             os.kill(process.child, signal.SIGKILL)
-    with locked(tmp_path / ".lock", refuse):
+    with file_lock(tmp_path / ".lock", refuse):
         assert (
             "lock"
             not in subprocess.run(
@@ -95,7 +95,7 @@ def test_who_may_wait_goes_on_when_the_other_is_done(tmp_path):
             waited.append(words)
             process.kill()
 
-        with locked(tmp_path / ".lock", wait) as is_held:
+        with file_lock(tmp_path / ".lock", wait) as is_held:
             assert is_held
     assert waited == [name(process)]
 

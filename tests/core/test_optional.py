@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import vitrail
-from vitrail.core.optional import import_quietly
+from vitrail.core.optional import import_without_telemetry
 
 PLAIN = "import onnxruntime"
-OURS = "from vitrail.inference.engine import need; need('onnxruntime', 'onnx')"
+OURS = "from vitrail.inference.engine import import_engine_package; import_engine_package('onnxruntime', 'onnx')"
 
 if find_spec("onnxruntime") is None:  # an import would be what is tested
     pytest.skip("onnxruntime is not installed", allow_module_level=True)
@@ -50,10 +50,10 @@ def test_child_processes_inherit_the_switches_and_the_users_own_choice_stays(tmp
 
 
 def test_an_import_that_came_too_early_is_said_once(monkeypatch, capsys):
-    import_quietly("onnxruntime")  # from now on it is imported, and quiet
+    import_without_telemetry("onnxruntime")  # from now on it is imported, and quiet
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
-    import_quietly("onnxruntime")
-    import_quietly("onnxruntime")
+    import_without_telemetry("onnxruntime")
+    import_without_telemetry("onnxruntime")
     said = capsys.readouterr().err
     assert said.startswith("note: onnxruntime was imported before vitrail could switch off")
     assert said.count("\n") == 1

@@ -10,7 +10,7 @@ import pytest
 
 from vitrail.cli import main
 from vitrail.core.errors import CorruptFileError
-from vitrail.core.intervals import wilson
+from vitrail.core.intervals import wilson_interval
 from vitrail.evaluation.compare_runs import compare_runs
 from vitrail.evaluation.predictions.saved_predictions import SavedPredictions
 from vitrail.evaluation.run_reader import find_runs, read_run
@@ -29,7 +29,7 @@ def make_run(folder, model="ViT-Pico/2", family="vit", right=300, *, seed=0, dat
         course = {"step": step, "epoch": 0, "seconds": step * 1.5}
         events.append({"event": "step", **course, "loss": 9 / step, "learning_rate": 0.1, "images_per_second": 7.0})
         events.append({"event": "evaluate", **course, "loss": 8 / step, "accuracy": step / 40, "count": 100})
-    interval = list(wilson(right, IMAGES))
+    interval = list(wilson_interval(right, IMAGES))
     scores = {"split": "test", "count": IMAGES, "accuracy": right / IMAGES, "accuracy_interval": interval}
     events += [{"event": "final", "step": 20, **scores}, {"event": "end", "step": 20, "seconds": 31.5}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
@@ -60,7 +60,7 @@ def test_runs_are_compared_by_the_paired_test(tmp_path, call):
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert [run["name"] for run in found["runs"]] == ["ViT-Pico/2", "ResNet-Pico", "Mixer-Pico/2"]
-    assert found["runs"][0]["accuracy_interval"] == list(wilson(300, 400))
+    assert found["runs"][0]["accuracy_interval"] == list(wilson_interval(300, 400))
     assert found["runs"][0]["seconds"] == 31.5
     kept = {name: SavedPredictions.read(tmp_path / name / "answers.npz").right for name in "abc"}
     only = [int((kept["a"] & ~kept["b"]).sum()), int((kept["b"] & ~kept["a"]).sum())]

@@ -12,7 +12,7 @@ import vitrail
 from tests.test_cli import FIXTURE, run
 from vitrail.cli import main
 from vitrail.core.errors import UsageError
-from vitrail.core.intervals import wilson
+from vitrail.core.intervals import wilson_interval
 from vitrail.data.loader import Loader
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.labels import match_labels
@@ -44,9 +44,9 @@ def test_ties_and_missing_classes():
 
 
 def test_wilsons_interval():
-    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)  # Newcombe 1998, Table I
-    assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
-    assert wilson(20, 20)[1] == 1.0
+    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)  # Newcombe 1998, Table I
+    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert wilson_interval(20, 20)[1] == 1.0
 
 
 def test_calibration_error_of_known_cases():

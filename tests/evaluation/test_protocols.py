@@ -69,7 +69,7 @@ def test_leaving_out_equals_learning_again_without(count, width, penalty):
 
     features, labels = clouds(count, width, 3)
     targets = signs(labels, 3)
-    for index, error in enumerate(Ridge(features, targets).left_out(penalty)):
+    for index, error in enumerate(Ridge(features, targets).leave_one_out_errors(penalty)):
         rest = np.arange(count) != index
         again = Peer(alpha=penalty, solver="svd").fit(features[rest], targets[rest])
         np.testing.assert_allclose(error, targets[index] - again.predict(features[[index]])[0], rtol=1e-5, atol=1e-6)
@@ -84,7 +84,7 @@ def test_the_penalty_is_the_one_of_scikit_learns_leave_one_out():
         features, labels = clouds(count, width, 3, seed)
         system = Ridge(features, signs(labels, 3))
         peer = RidgeCV(penalties).fit(features, signs(labels, 3))
-        assert system.choose(penalties) == pytest.approx(peer.alpha_)
+        assert system.choose_penalty(penalties) == pytest.approx(peer.alpha_)
         chosen.add(peer.alpha_)
         # The grid of its own is on the features' scale: other units, another penalty, the same answers.
         found, penalty = fit_ridge(features, labels, classes=3)

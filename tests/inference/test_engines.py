@@ -20,12 +20,12 @@ import vitrail
 from tests.bundles.test_bundle import FIXTURE, make
 from vitrail.core.errors import CorruptFileError, MissingError, UnprovedError, UsageError, VitrailError
 from vitrail.core.files import checksum, write_json
-from vitrail.core.intervals import wilson
+from vitrail.core.intervals import wilson_interval
 from vitrail.inference import benchmark_store, measure, model_files, openvino_engine, select
 from vitrail.inference import build_model_file as engine_making
 from vitrail.inference import engine as engine_module
 from vitrail.inference.benchmark_store import Agreement, Measured, Reason, Speed, Workload
-from vitrail.inference.engine import EngineChoice, EngineRequest, batch_for, need
+from vitrail.inference.engine import EngineChoice, EngineRequest, batch_for, import_engine_package
 from vitrail.inference.model_files import FORMAT, fingerprint
 from vitrail.inference.onnx_engine import OnnxEngine
 from vitrail.inference.openvino_engine import OpenvinoEngine
@@ -599,7 +599,7 @@ def test_weights_of_openvino_are_rounded_to_the_nearest_of_8_bits(inputs):
 )
 def test_groups_are_as_large_as_divides_most_inputs(products, group):
     """A Mixer's few products over patches do not make all others slow."""
-    ov, build = need("openvino", "openvino"), need("openvino.opset13", "openvino")
+    ov, build = import_engine_package("openvino", "openvino"), import_engine_package("openvino.opset13", "openvino")
     inputs = [build.parameter([2, size], np.float32) for size, _ in products]
     outputs = [
         build.matmul(one, build.constant(np.ones(shape, np.float32)), transpose_a=False, transpose_b=False)
@@ -612,7 +612,7 @@ def test_groups_are_as_large_as_divides_most_inputs(products, group):
 
 def test_openvino_in_int8_stores_integers_and_an_answer_does_not_depend_on_the_batch(made):
     engine = OpenvinoEngine.open(made, None, "int8")
-    model = need("openvino", "openvino").Core().read_model(engine.folder / "model.xml")
+    model = import_engine_package("openvino", "openvino").Core().read_model(engine.folder / "model.xml")
     products = [node for node in model.get_ops() if node.get_type_name() == "MatMul"]
     assert not [node for node in products if node.input_value(1).get_node().get_type_name() == "Constant"]
     scaled = [node for node in products if node.input_value(1).get_node().get_type_name() == "Multiply"]
@@ -644,7 +644,7 @@ def test_a_large_token_does_not_take_the_precision_of_others(tmp_path):
     onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
     tokens = np.abs(rng.normal(size=(2, 3, 16))).astype(np.float32)
     tokens[0, 0] *= 1000
-    session = need("onnxruntime", "onnx").InferenceSession(tmp_path / "model.onnx")
+    session = import_engine_package("onnxruntime", "onnx").InferenceSession(tmp_path / "model.onnx")
     (found,) = session.run(None, {"x": tokens})
     gaps = np.abs(found - tokens @ weights)
     assert gaps[0, 0].max() > 1
@@ -709,7 +709,7 @@ def test_what_does_not_exist_is_one_line(call, made, tmp_path, words, message):
 
 
 def test_a_precision_that_this_cpu_lacks_is_one_line(made, monkeypatch):
-    openvino = need("openvino", "openvino")
+    openvino = import_engine_package("openvino", "openvino")
     monkeypatch.setattr(openvino.Core, "get_property", lambda *_: ["FP32", "INT8"])
     with pytest.raises(
         UsageError, match=r"that OpenVINO has on this CPU \(float32, int8\), got 'bfloat16', which this"
@@ -950,7 +950,7 @@ def test_precision_auto_takes_the_fastest_within_the_tolerance(made, measured, c
     kept = Measured.read(made)
     kept.keep_agreements({INT8: Agreement("photos", 200, 195)})
     assert pick(made, precision="auto", tolerance=0.025) == INT8
-    low, high = wilson(5, 200)
+    low, high = wilson_interval(5, 200)
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("auto: onnx int8 60.0 images/s after 0.5 s (onnx float32 30.0 images/s")
     assert said.endswith(f"; 5 of 200 answers differ from float32 on photos ({low:.1%} to {high:.1%})")

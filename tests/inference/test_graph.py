@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vitrail
-from vitrail.inference.engine import need
+from vitrail.inference.engine import import_engine_package
 from vitrail.inference.onnx_engine import MODEL, OnnxEngine
 from vitrail.inference.quantise import quantise
 from vitrail.lab.exact import redraw
@@ -46,7 +46,7 @@ def test_checkers_and_quantisers_take_the_graph(name, tmp_path):
     assert str(Path(vitrail.__file__).parent).encode() not in path.read_bytes()
 
     logging.disable()  # it advises to preprocess
-    need("onnxruntime.quantization", "onnx").quantize_dynamic(path, tmp_path / "theirs.onnx")
+    import_engine_package("onnxruntime.quantization", "onnx").quantize_dynamic(path, tmp_path / "theirs.onnx")
     logging.disable(logging.NOTSET)
     quantise(path, tmp_path / "ours.onnx", is_large=False)
     onnx.checker.check_model(tmp_path / "ours.onnx", full_check=True)
@@ -54,6 +54,8 @@ def test_checkers_and_quantisers_take_the_graph(name, tmp_path):
     with torch.no_grad():
         expected = model.eval()(images).numpy()
     for small in ("theirs.onnx", "ours.onnx"):
-        session = need("onnxruntime", "onnx").InferenceSession(tmp_path / small, providers=["CPUExecutionProvider"])
+        session = import_engine_package("onnxruntime", "onnx").InferenceSession(
+            tmp_path / small, providers=["CPUExecutionProvider"]
+        )
         (logits,) = session.run(["logits"], {"pixel_values": images.numpy()})
         assert np.abs(logits - expected).max() < 0.2 * np.abs(expected).max()  # 8 bits

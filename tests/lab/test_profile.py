@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitrail.bundles.bundle import Bundle, load, save
-from vitrail.core.intervals import wilson
+from vitrail.core.intervals import wilson_interval
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.feature_classifiers import fit_ridge_head
@@ -56,7 +56,7 @@ def test_profile_shows_that_a_vit_without_positions_ignores_order(profiled):
     assert "nearest" not in cnn
     assert blind["accuracy"].reference == pytest.approx(0.1)
     assert all(low <= item.estimate.value <= high + 1e-9 for item in blind.values() for low, high in [item.interval])
-    assert blind["shuffle"].interval == pytest.approx(wilson(29, 29), abs=0.05)
+    assert blind["shuffle"].interval == pytest.approx(wilson_interval(29, 29), abs=0.05)
     assert cnn["accuracy"].interval[1] <= 1
     assert set(profiles[0].accuracies) >= {"", "shuffle 4", "drop 0.5", "low 0.25", "high 0.25", "shift 3.57"}
     assert profiles[0].cost["parameters"] == zoo.find("ViT-Nano/7").replace(position="none").parameters

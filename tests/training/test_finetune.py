@@ -150,7 +150,7 @@ def test_a_head_by_least_squares_knows_how_sure_it_is():
     features = rng.normal(size=(60, 8)) + 2 * np.eye(8)[labels]
     linear, left_out = fit_ridge_head(features, labels, classes=3)
     targets = np.where(labels[:, None] == np.arange(3), 1.0, -1.0)
-    penalty = Ridge(features, targets).choose()
+    penalty = Ridge(features, targets).choose_penalty()
     scale = np.linalg.norm(linear.weight) / np.linalg.norm(Ridge(features, targets).solve(penalty).weight)
     for index in (0, 17, 59):  # learned without it, asked for it
         others = np.arange(60) != index

@@ -58,7 +58,7 @@ def _decode(table_ND: np.ndarray, place: np.ndarray) -> float:
     if not spread or not table_ND.std():
         return 0.0
     system = Ridge(table_ND, place[:, None].astype(np.float64))
-    return float(1 - np.square(system.left_out(system.choose())).sum() / spread)
+    return float(1 - np.square(system.leave_one_out_errors(system.choose_penalty())).sum() / spread)
 
 
 def filters(model: AnyModel, count: int = 28) -> tuple[np.ndarray, np.ndarray] | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, 
 
 from vitrail.core.errors import UsageError, did_you_mean
 from vitrail.core.flags import REQUIRED, Flag, argument, flag, flag_of, python_only
-from vitrail.core.other_tools import same_word
+from vitrail.core.other_tools import suggest_our_name
 from vitrail.core.settings import as_integer, sentence_case
 from vitrail.data.sources.registry import describe_sources
 from vitrail.inference.registry import ENGINES, PRECISIONS
@@ -268,8 +268,8 @@ def _documentation(text: str, parameters: Iterable[Parameter]) -> str:
 
 
 def _unknown_keyword(function: str, name: str, value: object, known: list[str]) -> UsageError:
-    elsewhere, settings = same_word(name, known), {field.name for field in dataclasses.fields(Recipe)}
-    setting = same_word(name, settings).get(name, name)
+    elsewhere, settings = suggest_our_name(name, known), {field.name for field in dataclasses.fields(Recipe)}
+    setting = suggest_our_name(name, settings).get(name, name)
     if "settings" in known and setting in settings and not elsewhere:
         near = f" It is a setting of recipes: settings={{{setting!r}: {value!r}}}."
     else:

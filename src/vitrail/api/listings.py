@@ -22,7 +22,7 @@ def models(
         near = did_you_mean(pattern, zoo.list_models())
         raise UsageError(f"Pattern must match the name of a model, got {pattern!r}.{near}")
     # Families of other packages are named without importing them; `info` knows the rest.
-    others = {name: dict.fromkeys(INFO_KEYS) | {"name": name, "family": name} for name in zoo.FAMILIES.added}
+    others = {name: dict.fromkeys(INFO_KEYS) | {"name": name, "family": name} for name in zoo.FAMILIES.extension_names}
     return Rows(zoo.MODELS[name].info() if name in zoo.MODELS else others[name] for name in names)
 
 

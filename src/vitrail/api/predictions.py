@@ -264,13 +264,13 @@ class Predictions(list[Prediction]):
         return [prediction.to_json() for prediction in self]
 
     def _repr_html_(self) -> str:
-        from vitrail.core.notebook import bar, rows_of
+        from vitrail.core.notebook import bar, table
 
         rows = [
             (one.file, one.error) if one.label is None else (one.file, one.label, bar(one.score or 0.0))
             for one in self[:_SHOWN]
         ]
-        return rows_of(("image", "class", "probability"), rows, max(len(self) - _SHOWN, 0))
+        return table(("image", "class", "probability"), rows, max(len(self) - _SHOWN, 0))
 
 
 _SHOWN = 20  # predictions in a notebook

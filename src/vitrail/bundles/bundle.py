@@ -28,7 +28,7 @@ from vitrail.bundles.decision import SINGLE_LABEL, DecisionRule
 from vitrail.bundles.folder import ANSWER_FILE, FORMAT, check_folder
 from vitrail.bundles.metadata import Parts, read_parts
 from vitrail.core.errors import CorruptFileError, UsageError
-from vitrail.core.files import MANIFEST, atomic_folder, checksum, named_in_utf8, read_json, write_json
+from vitrail.core.files import MANIFEST, atomic_folder, checksum, read_json, utf8_path, write_json
 from vitrail.core.memory import check_allocation
 from vitrail.core.notebook import card
 from vitrail.core.registry import load_object
@@ -242,7 +242,7 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
         model = load_object(parts.config.model)(parts.config)
     weights = folder / "model.safetensors"
     try:
-        with named_in_utf8(weights) as known, safe_open(known, framework="pt") as file:
+        with utf8_path(weights) as known, safe_open(known, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
             header = {name: Header(part.get_shape(), _DTYPES.get(part.get_dtype())) for name, part in slices.items()}
             if not parts.config.classes:  # older versions wrote a head of zeros for one class

@@ -25,7 +25,15 @@ from vitrail.bundles.remote.base import Fetched, demand, parse_sha256
 from vitrail.bundles.remote.registry import REMOTES, remote_kind
 from vitrail.bundles.weight_files import read_checkpoint
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
-from vitrail.core.files import atomic_folder, check_output, checksum, read_document, verify, write_json, write_text
+from vitrail.core.files import (
+    atomic_folder,
+    check_output,
+    checksum,
+    read_small_file,
+    verify_checksums,
+    write_json,
+    write_text,
+)
 from vitrail.core.settings import Pair
 from vitrail.data.preprocess import ImageLike, Preprocess
 from vitrail.models import zoo
@@ -253,7 +261,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
     """Class names in a file: a JSON list of names or of objects with a name, or one name per line. Repeated names
     (ImageNet has two cranes) get their index."""
     try:
-        text = read_document(path).decode()
+        text = read_small_file(path).decode()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise UsageError(f"Labels must be in a text file that can be read, got {str(path)!r} ({reason}).") from None
@@ -295,7 +303,7 @@ def _beside(checkpoint: Checkpoint) -> tuple[Stated | None, str | None]:
     if not stated:
         return None, None
     try:
-        verify(checkpoint.path.parent, [checkpoint.path.name, *checkpoint.documents])
+        verify_checksums(checkpoint.path.parent, [checkpoint.path.name, *checkpoint.documents])
     except CorruptFileError as error:
         return None, f"vitrail.json is ignored, because files were changed since: {error}"
     try:
@@ -397,7 +405,7 @@ def _prove(
 def _is_bundle(path: Path) -> bool:
     """Whether a path is a folder with a bundle's config.json."""
     try:
-        document = json.loads(read_document(path / "config.json"))
+        document = json.loads(read_small_file(path / "config.json"))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(document, dict) and "format" in document and "family" in document

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from vitrail.bundles.catalogue import catalogue, like_published
 from vitrail.bundles.remote.registry import remote_kind
-from vitrail.core.errors import CorruptFileError, MissingError, UsageError, VitrailError, did_you_mean, like_path
-from vitrail.core.files import MANIFEST, read_json, verify
+from vitrail.core.errors import CorruptFileError, MissingError, UsageError, VitrailError, did_you_mean, suggest_path
+from vitrail.core.files import MANIFEST, read_json, verify_checksums
 from vitrail.core.registry import Registry
 from vitrail.models import zoo
 from vitrail.models.config import ModelConfig, read_model
@@ -45,7 +45,7 @@ def check_folder(bundle: str | Path) -> Path:
                 f"Bundle must be a folder that exists, got {str(bundle)!r}, the name of a model without weights."
                 " `vitrail weights` lists public ones, `vitrail convert` makes a bundle of them."
             )
-        near = like_path(path, _bundle_at) or did_you_mean(str(path), EMBEDDED) or like_published(str(path))
+        near = suggest_path(path, _bundle_at) or did_you_mean(str(path), EMBEDDED) or like_published(str(path))
         raise UsageError(f"Bundle must be a folder that exists, got {str(path)!r}.{near}")
     if not path.is_dir():
         raise UsageError(f"Bundle must be a folder, got the file {str(path)!r}.")
@@ -70,7 +70,7 @@ def find_config(model: str) -> ModelConfig:
         return zoo.find(model)
     raise UsageError(
         f"Model must be a name that `vitrail models` lists, or a bundle that exists, got {model!r}."
-        f"{(like_path(model, _bundle_at) if model else '') or zoo.like_model(model)}"
+        f"{(suggest_path(model, _bundle_at) if model else '') or zoo.like_model(model)}"
     )
 
 
@@ -106,7 +106,7 @@ def read_config(folder: Path) -> ModelConfig:
             )
     if version == 1 and (folder / ANSWER_FILE).exists():  # an older version would read its logits as one class
         raise CorruptFileError(path=folder / ANSWER_FILE, cause="must not be in a bundle of format 1")
-    verify(folder, ("config.json",))
+    verify_checksums(folder, ("config.json",))
     if "extensions" in fields:
         _check_extensions(folder, fields.pop("extensions"))
     try:
@@ -119,7 +119,7 @@ def _check_extensions(folder: Path, needed: object) -> None:
     """Refuse a bundle that needs an extension which is not installed; nothing is imported."""
     if not isinstance(needed, dict):
         raise CorruptFileError(path=folder / "config.json", cause="is damaged: extensions must be an object")
-    registries: dict[str, Registry] = {registry.sort: registry for registry in (FAMILIES, POSITIONS)}
+    registries: dict[str, Registry] = {registry.category: registry for registry in (FAMILIES, POSITIONS)}
     for extension, package in needed.items():
         sort, _, name = extension.partition(".")
         if sort not in registries or name not in registries[sort]:

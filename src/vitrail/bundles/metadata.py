@@ -10,7 +10,7 @@ from typing import Any
 from vitrail.bundles.decision import SINGLE_LABEL, DecisionRule, decision_rule_from_json
 from vitrail.bundles.folder import ANSWER_FILE, FILES, check_folder, read_config
 from vitrail.core.errors import CorruptFileError, UsageError, first_line
-from vitrail.core.files import MANIFEST, read_json, verify
+from vitrail.core.files import MANIFEST, read_json, verify_checksums
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import ModelConfig
 
@@ -92,7 +92,7 @@ def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
     if `weights`."""
     folder = check_folder(path)
     config = read_config(folder)
-    verify(folder, [name for name in FILES if weights or name != "model.safetensors"])
+    verify_checksums(folder, [name for name in FILES if weights or name != "model.safetensors"])
     labels, provenance = read_json(folder / "labels.json"), read_json(folder / "provenance.json")
     objective = provenance.get("objective") if isinstance(provenance, dict) else None
     if objective == "features" and config.classes == 1:
@@ -101,7 +101,7 @@ def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
     try:
         answer: DecisionRule = SINGLE_LABEL  # format 1
         if ANSWER_FILE in read_json(folder / MANIFEST)["files"] or (folder / ANSWER_FILE).exists():
-            verify(folder, [ANSWER_FILE])
+            verify_checksums(folder, [ANSWER_FILE])
             answer = decision_rule_from_json(read_json(folder / ANSWER_FILE))
         return Parts(
             config=config,

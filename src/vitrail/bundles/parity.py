@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.bundles.bundle import Bundle
 from vitrail.core.errors import UsageError, VitrailError, first_line
-from vitrail.core.optional import import_quietly
+from vitrail.core.optional import import_without_telemetry
 from vitrail.data.preprocess import ImageLike, Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig
@@ -87,7 +87,7 @@ def import_peer(name: str, member: str | None = None) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            library = import_quietly(name)
+            library = import_without_telemetry(name)
             return library if member is None else getattr(library, member)
     except Exception as error:  # any failure of theirs
         first: BaseException = error

@@ -21,8 +21,8 @@ from vitrail.bundles.catalogue import like_published
 from vitrail.bundles.file_names import CARD, DOCUMENTS, PICKLES, choose_weights, read_index
 from vitrail.bundles.formats.base import Checkpoint
 from vitrail.core import array_files
-from vitrail.core.errors import CorruptFileError, UsageError, first_line, like_path
-from vitrail.core.files import named_in_utf8, read_document, read_json
+from vitrail.core.errors import CorruptFileError, UsageError, first_line, suggest_path
+from vitrail.core.files import read_json, read_small_file, utf8_path
 from vitrail.core.sandbox import read_tensors
 from vitrail.core.sandbox.convert_pickle import convert_pickle
 from vitrail.core.zip_files import open_zip
@@ -35,7 +35,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except (OSError, ValueError):  # no file can have such a name
         exists = False
     if not exists:
-        near = like_path(path, lambda other: other if os.path.lexists(other) else None) or like_published(str(path))
+        near = suggest_path(path, lambda other: other if os.path.lexists(other) else None) or like_published(str(path))
         raise UsageError(
             f"Source must be a file or folder that exists, hf:owner/repository, an https:// address, or a name that"
             f" `vitrail weights` lists, got {str(path)!r}.{near}"
@@ -58,7 +58,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def _card_licence(path: Path) -> str | None:
     """The licence in the front matter of a model card: `license: apache-2.0`, or a list."""
     try:
-        lines = read_document(path).decode(errors="replace").splitlines()
+        lines = read_small_file(path).decode(errors="replace").splitlines()
     except OSError:
         return None
     end = lines.index("---", 1) if lines[:1] == ["---"] and "---" in lines[1:] else 0
@@ -94,7 +94,7 @@ def _read(file: Path, notes: list[str]) -> dict[str, Tensor]:
         return _read_shards(file, notes)
     if file.name.endswith(".safetensors"):
         try:
-            with named_in_utf8(file) as path:
+            with utf8_path(file) as path:
                 return load_file(path)
         except (SafetensorError, OSError) as error:
             raise CorruptFileError(path=file, cause=f"cannot be read ({error})") from None

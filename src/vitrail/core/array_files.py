@@ -75,7 +75,7 @@ def read_idx(path: Path) -> np.ndarray:
             shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
             check_unpacked_size(math.prod(shape), path)
             levels = np.empty(shape, np.uint8)
-            fill(levels, file)
+            read_into(levels, file)
             if file.read(1):
                 raise ValueError(f"its header states {levels.size:,} bytes, it has more")
     except CorruptFileError:
@@ -91,7 +91,7 @@ class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-def fill(array: np.ndarray, file: Readable) -> None:
+def read_into(array: np.ndarray, file: Readable) -> None:
     """Fill an array from a file, in chunks."""
     levels = array.reshape(-1).view(np.uint8)
     for start in range(0, len(levels), _CHUNK):
@@ -129,5 +129,5 @@ def _read_array(archive: zipfile.ZipFile, name: str, header: _Header) -> np.ndar
     array = np.empty(header.shape[::-1] if header.is_fortran else header.shape, header.dtype)
     with _member(archive, name) as file:
         file.read(header.offset)
-        fill(array, file)
+        read_into(array, file)
     return array.T if header.is_fortran else array

@@ -32,7 +32,7 @@ class MissingError(UsageError, ImportError):
     """An optional package that is needed is not installed."""
 
     @classmethod
-    def of_extra(cls, subject: str, extra: str, package: str) -> Self:
+    def for_extra(cls, subject: str, extra: str, package: str) -> Self:
         """The error of something that needs a package of an extra of ours. The name vitrail on a public index is not
         ours, so the command installs from the source folder."""
         return cls(
@@ -106,7 +106,7 @@ def did_you_mean(given: str, known: Iterable[str], elsewhere: Mapping[str, str] 
     return f" Did you mean {meant[near[0]]!r}?" if near else ""
 
 
-def like_path(path: str | Path, suggest: Callable[[Path], Path | None]) -> str:
+def suggest_path(path: str | Path, suggest: Callable[[Path], Path | None]) -> str:
     """`" Did you mean 'photos/cats'?"` for a path that does not exist: a similar one, of those that exist beside the
     first part that is missing. `suggest` returns what to suggest for a path, or None if it does not fit."""
     path = Path(path)

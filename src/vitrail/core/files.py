@@ -84,7 +84,7 @@ def atomic_file(path: Path, *, force: bool = False) -> Generator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def locked(path: Path, on_busy: Callable[[str], None]) -> Generator[bool]:
+def file_lock(path: Path, on_busy: Callable[[str], None]) -> Generator[bool]:
     """Hold the lock file `path`, which only one process at a time can; its folder is created if necessary.
 
     If another process holds it, `on_busy` is called with its description and may raise; otherwise we wait. Yields False
@@ -227,7 +227,7 @@ def can_replace(path: Path) -> bool:
     return (not os.path.lexists(path) or _is_folder(path)) and os.access(above, os.W_OK | os.X_OK)
 
 
-def read_document(path: Path) -> bytes:
+def read_small_file(path: Path) -> bytes:
     """The bytes of a regular file of at most 64 MB, such as settings or a table; anything else raises OSError (reading
     a pipe could block)."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - a pipe is opened at once
@@ -243,7 +243,7 @@ def read_document(path: Path) -> bytes:
 def read_text(path: str | Path, noun: str, what: str = "a file") -> str:
     """The text of a file that the user named; errors call it by the noun."""
     try:
-        return read_document(Path(path)).decode("utf-8-sig")
+        return read_small_file(Path(path)).decode("utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"{noun} must be {what} that exists, got {str(path)!r}.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -256,7 +256,7 @@ def read_json(path: Path) -> Any:
     if not path.is_file():  # nor a pipe, which would wait for ever
         raise CorruptFileError(path=path, cause="is missing or not a file", advice="Restore it from a copy.")
     try:
-        return json.loads(read_document(path))
+        return json.loads(read_small_file(path))
     except (ValueError, RecursionError):
         raise CorruptFileError(
             path=path, cause="is damaged: it is not a JSON document", advice="Restore it from a copy."
@@ -267,12 +267,12 @@ def read_json(path: Path) -> Any:
 
 def write_json(path: Path, document: object) -> None:
     """Write JSON in a canonical form, so that equal content gives equal bytes."""
-    write_text(path, _canonical(document))  # an escape of `writable` is one of JSON: the text is read back as it was
+    write_text(path, _canonical(document))  # the escapes of `escape_surrogates` are JSON's, so reading restores them
 
 
 def write_text(path: Path, text: str) -> None:
     """Write text in UTF-8; bytes of file names that are not UTF-8 are escaped."""
-    path.write_bytes(writable(text).encode())
+    path.write_bytes(escape_surrogates(text).encode())
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -283,14 +283,14 @@ def replace_text(path: Path, text: str) -> None:
     aside.replace(path)
 
 
-def writable(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """Text that can be encoded in UTF-8. Python keeps bytes of a file name that are not UTF-8 as surrogates; these are
     escaped."""
     return text.encode(errors="backslashreplace").decode()
 
 
 @contextlib.contextmanager
-def named_in_utf8(path: Path) -> Generator[Path]:
+def utf8_path(path: Path) -> Generator[Path]:
     """A path of the file that is valid UTF-8 within the block, for libraries that need it (safetensors)."""
     try:
         str(path).encode()
@@ -301,14 +301,14 @@ def named_in_utf8(path: Path) -> Generator[Path]:
         yield path
 
 
-def verify(folder: Path, names: Iterable[str]) -> None:
+def verify_checksums(folder: Path, names: Iterable[str]) -> None:
     """Check the named files of `folder`, and that its manifest names them, against their recorded checksums."""
     manifest_path = folder / MANIFEST
     manifest = read_json(manifest_path)
     files = manifest.get("files") if isinstance(manifest, dict) and manifest.keys() == {"files"} else None
     # Written by `_canonical`, read back the same: any changed byte of the manifest shows here or in a checksum.
     try:
-        is_as_written = read_document(manifest_path) == _canonical(manifest).encode()
+        is_as_written = read_small_file(manifest_path) == _canonical(manifest).encode()
     except (OSError, ValueError):  # what JSON can read but we would never write: NaN, half characters
         is_as_written = False
     if not isinstance(files, dict) or not is_as_written:

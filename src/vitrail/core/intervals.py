@@ -50,7 +50,7 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
     return math.exp(log_front) / a * fraction
 
 
-def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
     """Wilson's 95 % interval of a proportion."""
     share = right / total
     centre = (share + z * z / (2 * total)) / (1 + z * z / total)

@@ -63,7 +63,7 @@ class Ridge:
         weight = self._basis @ (self._coordinates / (self._squares + penalty)[:, None])
         return Linear(weight, self._mean - self._centre @ weight)
 
-    def left_out(self, penalty: float) -> np.ndarray:
+    def leave_one_out_errors(self, penalty: float) -> np.ndarray:
         """Leave-one-out errors (n, K): the residual of each image divided by 1 - h, where h is its diagonal entry of
         the hat matrix."""
         check_penalty(penalty)
@@ -76,12 +76,12 @@ class Ridge:
             others = 1 - 1 / len(error) - self._left**2 @ shrunk
         return error / others[:, None]
 
-    def choose(self, penalties: Iterable[float] | None = None) -> float:
+    def choose_penalty(self, penalties: Iterable[float] | None = None) -> float:
         """The penalty with the smallest leave-one-out squared error; by default from a grid on the scale of the
         features."""
         if penalties is None:
             penalties = RIDGE_PENALTIES * (self._squares.mean() or 1.0)
-        return float(min(penalties, key=lambda penalty: np.square(self.left_out(penalty)).mean()))
+        return float(min(penalties, key=lambda penalty: np.square(self.leave_one_out_errors(penalty)).mean()))
 
 
 def as_float64(array: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ def card(title: str, rows: Sequence[tuple[str, object]], note: str = "") -> str:
     return f'<div>{head}<table style="margin:4px 0">{body}</table></div>'
 
 
-def rows_of(headers: Sequence[str], rows: Sequence[Sequence[object]], more: int = 0) -> str:
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]], more: int = 0) -> str:
     """A table; `more` is the number of rows that are left out."""
     head = "".join(f'<th style="{_CELL};{_QUIET}">{escape(name)}</th>' for name in headers)
     body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{escape(one)}</td>' for one in row) + "</tr>" for row in rows)
@@ -35,7 +35,7 @@ def bar(share: float) -> Html:
     )
 
 
-def in_frame(page: str, title: str, height: int = 760) -> str:
+def iframe(page: str, title: str, height: int = 760) -> str:
     """A whole page inside of the notebook, with its own script and style."""
     return (
         f'<iframe srcdoc="{escape(page)}" title="{escape(title)}" sandbox="allow-scripts"'

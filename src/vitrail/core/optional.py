@@ -21,7 +21,7 @@ _REPORT_AT_IMPORT = ("onnxruntime",)
 _REPORTERS = {"openvino": "openvino_telemetry"}
 
 
-def import_quietly(package: str) -> ModuleType:
+def import_without_telemetry(package: str) -> ModuleType:
     """Import an optional package with its telemetry switched off, here and in child processes. Environment variables
     that the user has set are kept; a note is printed if the package was imported too early."""
     for reporter, variable in _SWITCHES.items():
@@ -43,14 +43,14 @@ def import_quietly(package: str) -> ModuleType:
         del sys.modules[reporter]
 
 
-def need(package: str, *, extra: str, subject: str) -> ModuleType:
+def import_extra(package: str, *, extra: str, subject: str) -> ModuleType:
     """Import a package of an optional extra; the error says how to install it."""
     try:
-        return import_quietly(package)
+        return import_without_telemetry(package)
     except Exception as error:
         root = package.partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == root:
-            raise MissingError.of_extra(subject, extra, root) from None
+            raise MissingError.for_extra(subject, extra, root) from None
         if (lacking := library_memory_error(error)) is not None:
             raise lacking from None
         # It is there, but its libraries are not, or not for this machine.

@@ -99,12 +99,12 @@ OTHER_COMMANDS = {theirs: ours for ours, words in _COMMANDS.items() for theirs i
 """Our commands by those of other tools."""
 
 
-def our_words(theirs: str) -> tuple[str, ...]:
+def our_names(theirs: str) -> tuple[str, ...]:
     """Our words for a word of another tool, preferred first; the last may be a sentence."""
     return _OURS.get(_plain(theirs), ())
 
 
-def same_word(theirs: str, ours: Container[str]) -> dict[str, str]:
+def suggest_our_name(theirs: str, ours: Container[str]) -> dict[str, str]:
     """`{theirs: our word}` for `did_you_mean`, with the first of our words that is in `ours`; empty if none is."""
-    word = next((word for word in our_words(theirs) if word in ours), None)
+    word = next((word for word in our_names(theirs) if word in ours), None)
     return {} if word is None else {theirs: word}

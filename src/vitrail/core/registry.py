@@ -1,9 +1,9 @@
-"""Registries of kinds by name: built-in ones and those of installed packages.
+"""Registries of plugins by name: built-in plugins and those of installed packages.
 
-A package adds a kind through an entry point of the group `vitrail.extensions` called `KIND.NAME`: `family.swin`,
+A package adds a plugin through an entry point of the group `vitrail.extensions` called `CATEGORY.NAME`: `family.swin`,
 `position.spiral`, `format.flax`, `remote.s3`, `panel.saliency`, `objective.triplet`, `question.texture`,
-`augmentation.blur`, `source.lmdb`. Names are read from the packages' metadata, which imports nothing; the code of a
-kind is imported when it is first used.
+`augmentation.blur`, `source.lmdb`. Names are read from the packages' metadata, which imports nothing. A plugin is
+imported when it is first used.
 """
 
 import functools
@@ -16,100 +16,112 @@ from vitrail.core.errors import UsageError, VitrailError, did_you_mean, first_li
 
 GROUP = "vitrail.extensions"
 
-Kind = TypeVar("Kind")
+Plugin = TypeVar("Plugin")
 
 
-class Registry(Generic[Kind]):
-    """All kinds of one sort, by name. `own` maps the built-in names to `module:attribute`; they take precedence over
-    extensions.
+class Registry(Generic[Plugin]):
+    """The plugins of one category, by name.
 
-    An extension must be a subclass of `base` (`module:attribute`), and its attribute `stated`, if that is given, must
-    equal its name.
+    Args:
+        category: The first part of the names of entry points, such as `family`.
+        built_ins: `module:attribute` of each built-in plugin. A built-in name takes precedence over an extension's.
+        base: `module:attribute` of the class that an extension must subclass.
+        name_attribute: Attribute of an extension that must equal its name.
     """
 
     def __init__(
-        self, sort: str, own: Mapping[str, str], *, base: str | None = None, stated: str | None = None
+        self,
+        category: str,
+        built_ins: Mapping[str, str],
+        *,
+        base: str | None = None,
+        name_attribute: str | None = None,
     ) -> None:
-        self.sort, self._own, self._base, self._stated = sort, dict(own), base, stated
+        self.category = category
+        self._built_ins = dict(built_ins)
+        self._base = base
+        self._name_attribute = name_attribute
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._own
-        yield from (name for name in _added(self.sort) if name not in self._own)
+        yield from self._built_ins
+        yield from (name for name in _extensions(self.category) if name not in self._built_ins)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (name in self._own or name in _added(self.sort))
+        return isinstance(name, str) and (name in self._built_ins or name in _extensions(self.category))
 
-    def __getitem__(self, name: str) -> Kind:
-        """The object registered under a name. Only this one is imported."""
-        if isinstance(name, str) and name in self._own:
-            return cast(Kind, load_object(self._own[name]))
+    def __getitem__(self, name: str) -> Plugin:
+        """Import and return the plugin of a name. No other plugin is imported."""
+        if isinstance(name, str) and name in self._built_ins:
+            return cast(Plugin, load_object(self._built_ins[name]))
         self.check(name)
-        point, *others = _added(self.sort)[name]
+        entry_point, *others = _extensions(self.category)[name]
         if others:
             raise VitrailError(
-                f"Extension {self.sort}.{name} must come from one package, got {self.provider(name)}."
+                f"Extension {self.category}.{name} must come from one package, got {self.provider(name)}."
                 " Uninstall all but one."
             )
         try:
-            found = point.load()
-        except Exception as error:  # whatever a stranger's module raises when it is imported
+            plugin = entry_point.load()
+        except Exception as error:  # a module of another package can raise anything when it is imported
             raise VitrailError(
-                f"Extension {self.sort}.{name} of {self.provider(name)} cannot be used ({first_line(error)})."
+                f"Extension {self.category}.{name} of {self.provider(name)} cannot be used ({first_line(error)})."
             ) from None
-        self._check_kind(name, found)
-        return found
+        self._check_extension(name, plugin)
+        return plugin
 
     def check(self, name: object) -> None:
-        """Refuse an unknown name. Nothing is imported."""
+        """Raise UsageError if the name is unknown. Nothing is imported."""
         if name not in self:
             near = did_you_mean(str(name), self)
-            raise UsageError(f"{self.sort.capitalize()} must be one of {', '.join(self)}, got {name!r}.{near}")
+            raise UsageError(f"{self.category.capitalize()} must be one of {', '.join(self)}, got {name!r}.{near}")
 
-    def _check_kind(self, name: str, found: Any) -> None:
-        """Refuse an extension of another type, or one that states another name."""
-        subject = f"Extension {self.sort}.{name} of {self.provider(name)}"
+    def _check_extension(self, name: str, plugin: Any) -> None:
+        """Raise VitrailError if the plugin has the wrong base class or states another name."""
+        subject = f"Extension {self.category}.{name} of {self.provider(name)}"
         if self._base is not None:
             base = load_object(self._base)
-            if not isinstance(found, type) or not issubclass(found, base):
-                raise VitrailError(f"{subject} must be a subclass of {base.__name__}, got {found!r}.")
-        if self._stated is not None and (stated := getattr(found, self._stated, None)) != name:
-            raise VitrailError(f"{subject} must have {self._stated} = {name!r}, got {stated!r}. Rename one of the two.")
+            if not isinstance(plugin, type) or not issubclass(plugin, base):
+                raise VitrailError(f"{subject} must be a subclass of {base.__name__}, got {plugin!r}.")
+        attribute = self._name_attribute
+        if attribute is not None and (own_name := getattr(plugin, attribute, None)) != name:
+            raise VitrailError(f"{subject} must have {attribute} = {name!r}, got {own_name!r}. Rename one of the two.")
 
     @property
-    def built_in(self) -> list[str]:
+    def built_in_names(self) -> list[str]:
         """The names that come with vitrail, in their order."""
-        return list(self._own)
+        return list(self._built_ins)
 
     @property
-    def added(self) -> list[str]:
+    def extension_names(self) -> list[str]:
         """The names that other packages add."""
-        return [name for name in self if name not in self._own]
+        return [name for name in self if name not in self._built_ins]
 
     def provider(self, name: str) -> str | None:
-        """The package that adds a name, with its version (all of them, if they are several); None for built-in
-        names."""
-        if name in self._own or name not in self:
+        """Name and version of the package that adds a plugin (of all packages, if several do); None for built-ins."""
+        if name in self._built_ins or name not in self:
             return None
-        packages = [point.dist for point in _added(self.sort)[name]]
-        return " and ".join(f"{one.name} {one.version}" if one else "a package without metadata" for one in packages)
+        packages = [entry_point.dist for entry_point in _extensions(self.category)[name]]
+        return " and ".join(
+            f"{package.name} {package.version}" if package else "a package without metadata" for package in packages
+        )
 
 
 def load_object(path: str) -> Any:
-    """The object at `module:attribute`."""
+    """Import the object at `module:attribute`."""
     module, _, attribute = path.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
-def _added(sort: str) -> dict[str, list[EntryPoint]]:
-    """The entry points of a sort by name; several if several packages use the name."""
-    found: dict[str, list[EntryPoint]] = {}
-    for point in _entry_points():
-        kind, _, name = point.name.partition(".")
-        if kind == sort and name:
-            found.setdefault(name, []).append(point)
-    return found
+def _extensions(category: str) -> dict[str, list[EntryPoint]]:
+    """The entry points of a category, by name. A name has several if several packages use it."""
+    extensions: dict[str, list[EntryPoint]] = {}
+    for entry_point in _entry_points():
+        own_category, _, name = entry_point.name.partition(".")
+        if own_category == category and name:
+            extensions.setdefault(name, []).append(entry_point)
+    return extensions
 
 
 @functools.cache
 def _entry_points() -> tuple[EntryPoint, ...]:
-    return tuple(sorted(entry_points(group=GROUP), key=lambda point: point.name))
+    return tuple(sorted(entry_points(group=GROUP), key=lambda entry_point: entry_point.name))

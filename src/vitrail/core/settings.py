@@ -52,7 +52,7 @@ class Settings:
 
     title: ClassVar[str] = "Settings"
     """Name of this group in error messages."""
-    called_elsewhere: ClassVar[Mapping[str, str]] = {}
+    aliases: ClassVar[Mapping[str, str]] = {}
     """Our names for the settings of other libraries, which an error suggests."""
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Settings:
         known = [field.name for field in dataclasses.fields(self)]
         for name in changes:
             if name not in known:
-                words = {theirs: ours for theirs, ours in self.called_elsewhere.items() if ours in known}
+                words = {theirs: ours for theirs, ours in self.aliases.items() if ours in known}
                 near = did_you_mean(name, known, words)
                 raise UsageError(f"Setting must be a known one, got {name!r}.{near} Known are {', '.join(known)}.")
         return dataclasses.replace(self, **changes)

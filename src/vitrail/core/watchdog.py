@@ -1,8 +1,8 @@
-"""A line on stderr that names the step a command is stuck in, after a minute without progress.
+"""A watchdog that prints a note on stderr when a step makes no progress for a minute.
 
-Threads state their step with `step`. One thread for all of them sleeps until the oldest step would be a minute old. It
-ends nothing: a step may only be slow. It needs Python's lock like any other thread, so a library that keeps it for ever
-silences this one, too.
+Threads enclose their steps in `watch_step`. One daemon thread watches the steps of all threads: it sleeps until the
+oldest step is a minute old, then prints what that step does. It ends nothing, because a step may only be slow. It
+needs the interpreter lock, so a library that never releases the lock silences the watchdog, too.
 """
 
 import contextlib
@@ -18,36 +18,36 @@ _PATIENCE = 60.0  # seconds
 
 
 class _Step(NamedTuple):
-    """What a thread is doing."""
+    """A step that a thread is executing."""
 
     describe: Callable[[], str]
-    began: float
-    """When it began, in seconds of the monotonic clock."""
+    start_time: float
+    """In seconds of the monotonic clock."""
 
 
 @contextlib.contextmanager
-def step(describe: Callable[[], str]) -> Generator[None]:
-    """A block that takes a moment, such as decoding an image. `describe` names it, if it takes longer than a minute."""
-    current = _Step(describe, time.monotonic())
-    _watch.steps[id(current)] = current
-    _watch.start()
+def watch_step(describe: Callable[[], str]) -> Generator[None]:
+    """Watch a block such as the decoding of one image. `describe` is called only if the block takes over a minute."""
+    step = _Step(describe, time.monotonic())
+    _watchdog.steps[id(step)] = step
+    _watchdog.start()
     try:
         yield
     finally:
-        _watch.steps.pop(id(current), None)  # reported already, or of the process that this one was forked from
+        _watchdog.steps.pop(id(step), None)  # it is missing if it was reported, or began before a fork
 
 
-class _Watch:
-    """The thread that looks after steps. It begins with the first one and ends with the process."""
+class _Watchdog:
+    """The thread that watches steps. It starts with the first step and ends with the process."""
 
     def __init__(self) -> None:
         self.steps: dict[int, _Step] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._patience = _patience()
+        self._patience = _read_patience()
 
     def start(self) -> None:
-        """Begin to watch, unless that is done already."""
+        """Start the thread if it is not running."""
         if self._thread is not None:
             return
         with self._lock:
@@ -59,15 +59,15 @@ class _Watch:
         patience = self._patience
         while True:
             now = time.monotonic()
-            for key, late in self.steps.copy().items():
-                if now - late.began >= patience and self.steps.pop(key, None) is not None:
-                    say(f"note: no progress for {patience:g} s: {late.describe()}")
-            ages = [now - waiting.began for waiting in self.steps.copy().values()]
+            for key, step in self.steps.copy().items():
+                if now - step.start_time >= patience and self.steps.pop(key, None) is not None:
+                    say(f"note: no progress for {patience:g} s: {step.describe()}")
+            ages = [now - step.start_time for step in self.steps.copy().values()]
             time.sleep(max(patience - max(ages, default=0.0), 0.01))
 
 
-def _patience() -> float:
-    """Seconds: $VITRAIL_PATIENCE, if that is a number above zero, otherwise 60."""
+def _read_patience() -> float:
+    """Return $VITRAIL_PATIENCE in seconds if it is a number above zero, otherwise 60."""
     try:
         seconds = float(os.environ.get("VITRAIL_PATIENCE", ""))
     except ValueError:
@@ -75,13 +75,13 @@ def _patience() -> float:
     return seconds if 0 < seconds < threading.TIMEOUT_MAX else _PATIENCE
 
 
-_watch = _Watch()
+_watchdog = _Watchdog()
 
 
-def _begin_anew() -> None:
-    """A fork has no thread of its parent."""
-    global _watch
-    _watch = _Watch()
+def _replace_watchdog() -> None:
+    """Make a new watchdog in a forked child, which has none of its parent's threads."""
+    global _watchdog
+    _watchdog = _Watchdog()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_replace_watchdog)

@@ -177,7 +177,7 @@ class Loader:
         for place in range(index, index + count):
             path = self.split.images[place % count]
             try:
-                with watchdog.step(lambda path=path: f"decoding {str(path)!r}"):
+                with watchdog.watch_step(lambda path=path: f"decoding {str(path)!r}"):
                     if self.cache is None:
                         return self.preprocess.read(path), place % count
                     return self.cache.read(path, self.preprocess), place % count

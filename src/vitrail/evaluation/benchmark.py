@@ -7,7 +7,7 @@ import numpy as np
 
 from vitrail.bundles.decision import MultiLabel
 from vitrail.bundles.metadata import Parts, read_parts
-from vitrail.core.intervals import wilson
+from vitrail.core.intervals import wilson_interval
 from vitrail.core.settings import check_integer
 from vitrail.core.terminal import Meter
 from vitrail.data.dataset import Dataset, Split
@@ -142,13 +142,13 @@ def _row(parts: Parts, choice: EngineChoice, speed: Speed, compared: EngineCompa
     if choice not in compared.decisions:
         return row
     _, images, same, *_ = compared.agreement(choice)
-    row |= {"images": images, "same": same, "changed_interval": list(wilson(images - same, images))}
+    row |= {"images": images, "same": same, "changed_interval": list(wilson_interval(images - same, images))}
     if compared.truth is not None:
         first, right = (compared.right(one) for one in (next(iter(compared.decisions)), choice))
         paired = PairedComparison.of(first, right)
         row |= {
             "accuracy": float(right.mean()),
-            "accuracy_interval": list(wilson(int(right.sum()), images)),
+            "accuracy_interval": list(wilson_interval(int(right.sum()), images)),
             "only_float32": paired.one,
             "only_this": paired.other,
             "p_value": paired.p_value,

@@ -125,7 +125,7 @@ def fit_ridge(
 ) -> tuple[Linear, float]:
     """The paper's few-shot classifier and its penalty: least squares to {-1, 1}^K, the penalty by leave-one-out."""
     system = Ridge(features, np.where(np.asarray(labels)[:, None] == np.arange(classes), 1.0, -1.0))
-    penalty = system.choose() if penalty is None else penalty
+    penalty = system.choose_penalty() if penalty is None else penalty
     return system.solve(penalty), penalty
 
 
@@ -140,8 +140,8 @@ def fit_ridge_head(features: np.ndarray, labels: np.ndarray, *, classes: int) ->
     several = known.ndim == 2
     targets = np.where(known > 0 if several else known[:, None] == np.arange(classes), 1.0, -1.0)
     system = Ridge(features, targets)
-    penalty = system.choose()
-    scores = torch.from_numpy(targets - system.left_out(penalty))
+    penalty = system.choose_penalty()
+    scores = torch.from_numpy(targets - system.leave_one_out_errors(penalty))
     truth = torch.from_numpy(known.astype(np.float64 if several else np.int64))
     losses = torch.nn.functional
     loss = losses.binary_cross_entropy_with_logits if several else losses.cross_entropy

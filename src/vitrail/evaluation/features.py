@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitrail.bundles.bundle import Bundle, bundle_key
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
-from vitrail.core.files import atomic_folder, read_json, user_folder, verify, write_json
+from vitrail.core.files import atomic_folder, read_json, user_folder, verify_checksums, write_json
 from vitrail.core.terminal import Meter
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
@@ -166,7 +166,7 @@ class FeatureStore:
 
 def _read(entry: Path, key: dict[str, Any]) -> np.ndarray:
     """The features of a cache entry; raises CorruptFileError if it is not as it was written."""
-    verify(entry, _FILES)
+    verify_checksums(entry, _FILES)
     if read_json(entry / "key.json") != key:
         raise CorruptFileError(path=entry, cause="is damaged: it has another entry's key")
     try:

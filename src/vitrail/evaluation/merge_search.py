@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitrail.bundles.bundle import Bundle, load, save
 from vitrail.bundles.folder import check_folder
 from vitrail.core.errors import UsageError
-from vitrail.core.intervals import wilson
+from vitrail.core.intervals import wilson_interval
 from vitrail.core.settings import Bounds
 from vitrail.core.terminal import say, say_nothing
 from vitrail.data.preprocess import ImageLike
@@ -60,7 +60,7 @@ class MergeCost(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """All fields in JSON types, with the share of changed answers and its 95 % interval (Wilson)."""
-        interval = list(wilson(self.changed, self.count))
+        interval = list(wilson_interval(self.changed, self.count))
         return {**self._asdict(), "merge": list(self.merge), "share": self.share, "interval": interval}
 
 
@@ -180,7 +180,7 @@ def _saved(config: ViTConfig, before: MergeCost, after: MergeCost, layer: int) -
 
 
 def _spoken(step: MergeCost, plain: MergeCost) -> str:
-    low, high = wilson(step.changed, step.count)
+    low, high = wilson_interval(step.changed, step.count)
     return (
         f"merge {list(step.merge)}: {plain.macs / step.macs:.2f}x fewer multiply-accumulates, {step.changed} of"
         f" {step.count} answers changed ({step.share:.1%}, interval {low:.1%} to {high:.1%})"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.core.intervals import t_quantile, wilson
+from vitrail.core.intervals import t_quantile, wilson_interval
 
 BINS = 15
 _LARGEST_MATRIX = 3000  # classes: beyond, who is taken for whom would fill gigabytes
@@ -33,7 +33,7 @@ def score_classes(
             "count": some,
             "right": good,
             "accuracy": good / some if some else None,
-            "interval": list(wilson(good, some)) if some else None,
+            "interval": list(wilson_interval(good, some)) if some else None,
         }
         for name, some, good in zip(names, counts.tolist(), hits.tolist(), strict=True)
     ]
@@ -44,7 +44,7 @@ def score_classes(
     return {
         "count": count,
         "accuracy": float(right.mean()),
-        "accuracy_interval": list(wilson(int(right.sum()), count)),
+        "accuracy_interval": list(wilson_interval(int(right.sum()), count)),
         "top5": float((place < 5).mean()),
         "ece": calibration_error(probabilities.max(axis=1), right) if calibrated else None,
         "negative_log_likelihood": float(-np.log(np.maximum(own, 1e-12)).mean()) if calibrated else None,
@@ -94,7 +94,7 @@ def score_labels(
         result |= {
             "f1": float(2 * right.sum() / max(said.sum() + are.sum(), 1)),
             "accuracy": exact / max(len(scores), 1),
-            "accuracy_interval": list(wilson(exact, len(scores))) if len(scores) else None,
+            "accuracy_interval": list(wilson_interval(exact, len(scores))) if len(scores) else None,
         }
     return result | {"per_class": rows}
 

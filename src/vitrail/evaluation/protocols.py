@@ -17,7 +17,7 @@ from vitrail.bundles.metadata import OVERFLOWS, Parts
 from vitrail.core.errors import CorruptFileError, UsageError, did_you_mean
 from vitrail.core.settings import check_integer, sentence_case
 from vitrail.core.terminal import Meter
-from vitrail.core.watchdog import step
+from vitrail.core.watchdog import watch_step
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
 from vitrail.data.preprocess import ImageLike, Preprocess
@@ -197,7 +197,7 @@ def evaluate_split(
         def compute(pixels: Tensor) -> Tensor:
             first = next(count)
             names = f"{chosen.image_name(first)!r} to {chosen.image_name(first + len(pixels) - 1)!r}"
-            with step(lambda: f"computing {names} with engine {engine.name}"):
+            with watch_step(lambda: f"computing {names} with engine {engine.name}"):
                 return torch.from_numpy(run(pixels.numpy()).logits)
 
         answers = collect_predictions(

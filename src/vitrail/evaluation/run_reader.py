@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.core.errors import CorruptFileError, UsageError
-from vitrail.core.files import read_document
+from vitrail.core.files import read_small_file
 from vitrail.evaluation.history import (
     LINEAR_HEAD,
     Events,
@@ -122,7 +122,7 @@ def read_run(folder: Path) -> Run:
     """Read a run: its settings, its course, its answers."""
     config, metrics, answers = folder / "config.toml", folder / "metrics.jsonl", folder / ANSWERS
     try:
-        settings = dict(_flat(tomllib.loads(read_document(config).decode())))
+        settings = dict(_flat(tomllib.loads(read_small_file(config).decode())))
     except (OSError, ValueError, RecursionError) as error:
         raise CorruptFileError(path=config, cause=f"cannot be read as TOML ({error})") from None
     try:

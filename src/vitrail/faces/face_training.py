@@ -10,7 +10,7 @@ import torch
 
 from vitrail.bundles.bundle import Bundle, bundle_key, open_bundle
 from vitrail.core.errors import UsageError
-from vitrail.core.files import writable, write_text
+from vitrail.core.files import escape_surrogates, write_text
 from vitrail.data.dataset import Dataset
 from vitrail.data.preprocess import Preprocess
 from vitrail.faces.align import BY_LANDMARKS, SIDE, UNALIGNED
@@ -79,7 +79,7 @@ def train_faces(
     result = run(dataset, output, recipe, options, initialise, **controls)
     if result.is_first and result.folder is not None:
         known = sorted({*dataset.labels, *held_out})
-        write_text(result.folder / PEOPLE, "".join(f"{writable(name)}\n" for name in known))
+        write_text(result.folder / PEOPLE, "".join(f"{escape_surrogates(name)}\n" for name in known))
     return result
 
 

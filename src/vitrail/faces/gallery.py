@@ -27,7 +27,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, did_you_mean
-from vitrail.core.files import writable
+from vitrail.core.files import escape_surrogates
 from vitrail.evaluation.embedding_metrics import mean_templates
 from vitrail.faces.gallery_file import BUSY, NO_ROOM, RESTORE, SCHEMA, connect, create_private, foreign, in_use
 from vitrail.faces.thresholds import Calibration
@@ -324,7 +324,7 @@ class Gallery:
                 return
             for statement in filter(str.strip, SCHEMA.split(";")):
                 self._connection.execute(statement)
-            about = {"model": model, "bundle": writable(bundle), "width": str(width)}
+            about = {"model": model, "bundle": escape_surrogates(bundle), "width": str(width)}
             about |= {"images": "0", "changes": "0", "traces": _NONE, **dict.fromkeys(TASKS, _NONE)}
             self._connection.executemany("INSERT INTO about VALUES (?, ?)", about.items())
             self._connection.execute(f"PRAGMA application_id = {_APPLICATION}")

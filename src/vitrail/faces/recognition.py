@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
-from vitrail.core.files import read_document
+from vitrail.core.files import read_small_file
 from vitrail.core.terminal import Meter
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation import embedding_metrics
@@ -172,7 +172,7 @@ def _notes(report: dict[str, Any]) -> list[str]:
 def _read_groups(path: Path, people: Sequence[str]) -> dict[str, str]:
     """The group of each person, from lines of `person,group`."""
     try:
-        rows = list(csv.reader(io.StringIO(read_document(path).decode("utf-8-sig")), strict=True))
+        rows = list(csv.reader(io.StringIO(read_small_file(path).decode("utf-8-sig")), strict=True))
     except FileNotFoundError:
         raise UsageError(f"Groups must be a .csv file that exists, got {str(path)!r}.") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 from vitrail import __version__
 from vitrail.bundles.folder import check_folder
 from vitrail.core.errors import VitrailError
-from vitrail.core.files import atomic_file, locked, read_json, user_folder
+from vitrail.core.files import atomic_file, file_lock, read_json, user_folder
 from vitrail.core.terminal import say
 from vitrail.inference.engine import EngineChoice, processor, version_of
 from vitrail.inference.model_files import FORMAT, fingerprint
@@ -120,7 +120,7 @@ class Measured:
 
     def _keep(self, sections: dict[tuple[str, ...], dict[EngineChoice, Any]]) -> None:
         try:
-            with locked(self._path.with_suffix(".lock"), lambda holder: None):
+            with file_lock(self._path.with_suffix(".lock"), lambda holder: None):
                 self._known = _read(self._path)  # another process may have measured meanwhile
                 self._add(sections)
                 with atomic_file(self._path, force=True) as file:

@@ -14,7 +14,7 @@ from PIL import Image
 from vitrail.bundles.metadata import OVERFLOWS
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.core.settings import check_integer
-from vitrail.core.watchdog import step
+from vitrail.core.watchdog import watch_step
 from vitrail.data.prefetch import prefetch
 from vitrail.data.preprocess import ImageLike
 from vitrail.data.thumbnail import thumbnail_data_url
@@ -167,12 +167,12 @@ class Classifier:
             try:
                 # A Pillow image is decoded when it is first used, and two threads may be given the same one.
                 alone = self._decoding if isinstance(image, Image.Image) else contextlib.nullcontext()
-                with step(partial(_describe_decoding, number, image)), alone:
+                with watch_step(partial(_describe_decoding, number, image)), alone:
                     crops.append(self.preprocess.crop(image, name=f"image {number}"))
             except VitrailError as error:
                 crops.append(error)
         good = [crop for crop in crops if isinstance(crop, np.ndarray)]
-        with step(partial(self._describe_computing, numbered)):
+        with watch_step(partial(self._describe_computing, numbered)):
             outputs = iter(zip(*run(np.stack(good)), strict=True) if good else ())
         return [
             crop

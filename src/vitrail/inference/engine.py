@@ -22,7 +22,7 @@ import numpy as np
 from vitrail.bundles.folder import check_folder
 from vitrail.bundles.metadata import Parts, read_parts
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, did_you_mean, first_line
-from vitrail.core.optional import need as import_extra
+from vitrail.core.optional import import_extra
 from vitrail.core.settings import Bounds
 from vitrail.core.terminal import say
 from vitrail.inference.registry import ENGINES, PRECISIONS
@@ -121,7 +121,7 @@ class Engine(abc.ABC):
             )
         for package in cls.packages:
             if sys.modules.get(package) is None:
-                need(package, cls.name)
+                import_engine_package(package, cls.name)
 
     @classmethod
     def computes_on(cls, device: str) -> bool:
@@ -300,6 +300,6 @@ def batch_for(config: ModelConfig) -> int:
     return min(max(_JOB_MACS // config.macs, 1), _LARGEST_BATCH)
 
 
-def need(package: str, engine: str) -> ModuleType:
+def import_engine_package(package: str, engine: str) -> ModuleType:
     """Import an optional package of an engine, whose extra has the engine's name."""
     return import_extra(package, extra=engine, subject=f"Engine {engine}")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import UsageError, first_line
-from vitrail.inference.engine import Source, need
+from vitrail.inference.engine import Source, import_engine_package
 from vitrail.inference.model_files import kept
 from vitrail.inference.onnx_engine import MODEL, OnnxEngine
 from vitrail.models.activations import Activations
@@ -64,7 +64,7 @@ def find_graph(source: Source, folder: Path) -> Path:
     if (place := kept(source.path, source.key, OnnxEngine, "float32")) is not None:
         return place / MODEL
     for package in ("onnx", "onnxscript"):
-        need(package, "onnx")
+        import_engine_package(package, "onnx")
     bake_(source.bundle.model)
     separate_(source.bundle.model)
     program = _translate(source.bundle.model)
@@ -79,7 +79,7 @@ def _is_large(source: Source) -> bool:
 
 
 def _fix_batch(path: Path, batch: int) -> None:
-    onnx = need("onnx", "onnx")
+    onnx = import_engine_package("onnx", "onnx")
     model = onnx.load(path, load_external_data=False)
     for port in (*model.graph.input, *model.graph.output):
         port.type.tensor_type.shape.dim[0].dim_value = batch
@@ -138,7 +138,7 @@ def _strip(graph: Any) -> None:
 def _prevent_padding_fusion(graph: Any) -> None:
     """ONNX Runtime (1.31) fuses zero padding into a following max pooling, which then ignores the border instead of
     using zeros: logits of BiT were off by 0.01. A Max operator with one input between the two prevents the fusion."""
-    make_node = need("onnx_ir", "onnx").node
+    make_node = import_engine_package("onnx_ir", "onnx").node
     for pool in list(graph):
         rim = pool.inputs[0] if pool.op_type == "MaxPool" else None
         if rim is not None and rim.producer() is not None and rim.producer().op_type == "Pad":

@@ -21,7 +21,7 @@ from typing import Any
 
 from vitrail.bundles.folder import EMBEDDED, check_folder
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
-from vitrail.core.files import MANIFEST, atomic_file, can_replace, locked, read_json, user_folder, verify
+from vitrail.core.files import MANIFEST, atomic_file, can_replace, file_lock, read_json, user_folder, verify_checksums
 from vitrail.core.terminal import say
 from vitrail.inference.engine import FileEngine, processor, version_of
 
@@ -65,7 +65,7 @@ def ready(path: str | Path, engine: type[FileEngine], precision: str) -> Path:
     # so its lock lies elsewhere: in the user's cache, or else beside it.
     beside = places[-1] if can_replace(places[-1]) else place
     lock = beside.with_name(f".{beside.name}.lock")
-    with locked(lock, lambda holder: say(f"waiting for {place}, which {holder} makes")) as is_held:
+    with file_lock(lock, lambda holder: say(f"waiting for {place}, which {holder} makes")) as is_held:
         if not is_held:
             say(f"note: {str(place.parent)!r} has no locks: processes that start at the same time make the file twice")
         if (found := _intact(places, key, engine, precision)) is not None:
@@ -156,7 +156,7 @@ def _proof_path(proof: dict[str, Any]) -> Path:
 def _flaw(folder: Path, key: str, engine: type[FileEngine], precision: str) -> str:
     """The reason why the folder cannot be used; empty if it can."""
     try:
-        verify(folder, (PROOF,))
+        verify_checksums(folder, (PROOF,))
         proof = read_json(folder / PROOF)
         if (proof["format"], proof["bundle"]) != (FORMAT, key):
             return "belongs to another state of the bundle"
@@ -166,7 +166,7 @@ def _flaw(folder: Path, key: str, engine: type[FileEngine], precision: str) -> s
         files = {name: sum for name, sum in read_json(folder / MANIFEST)["files"].items() if name != PROOF}
         if not files or proof["files"] != files:
             return "is damaged"
-        verify(folder, files)
+        verify_checksums(folder, files)
     except (CorruptFileError, KeyError, TypeError, OSError):
         return "is damaged"
     return "" if own_proof(folder) is not None else "was not made by this user on this machine"

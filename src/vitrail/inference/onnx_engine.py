@@ -20,7 +20,7 @@ from vitrail.inference.engine import (
     batch_for,
     cores,
     first_call_alone,
-    need,
+    import_engine_package,
 )
 from vitrail.models.config import ModelConfig
 
@@ -85,7 +85,7 @@ class OnnxEngine(FileEngine):
         return self._sessions[key]
 
     def _open_session(self, threads: int) -> Any:
-        runtime = need("onnxruntime", "onnx")
+        runtime = import_engine_package("onnxruntime", "onnx")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3  # errors, which are raised as well

@@ -29,7 +29,7 @@ from vitrail.inference.engine import (
     Source,
     cores,
     first_call_alone,
-    need,
+    import_engine_package,
 )
 from vitrail.inference.quantise import find_scales
 
@@ -122,7 +122,7 @@ os.register_at_fork(after_in_child=_keep_models)
 def _open_core() -> Any:
     """OpenVINO's core, in a process that can use it."""
     with FIRST_USE:
-        openvino = need("openvino", "openvino")
+        openvino = import_engine_package("openvino", "openvino")
         _refuse_fork()
         _processes.add(os.getpid())
         return openvino.Core()
@@ -143,7 +143,7 @@ def write_openvino(source: Source, folder: Path, precision: str = "float32", bat
     size."""
     from vitrail.inference.graph import find_graph, metadata
 
-    openvino = need("openvino", "openvino")
+    openvino = import_engine_package("openvino", "openvino")
     with tempfile.TemporaryDirectory(dir=folder) as aside:
         model = _read(find_graph(source, Path(aside)))
         if batch is not None:
@@ -172,7 +172,7 @@ def _read(path: Path) -> Any:
 
 def _compress(openvino: Any, model: Any) -> None:
     """Store the matrices of products as 8-bit integers, and the size of the groups that inputs are rounded in."""
-    build = need("openvino.opset13", "openvino")
+    build = import_engine_package("openvino.opset13", "openvino")
     weights: Counter[int] = Counter()  # their number, by the number of inputs
     for node in model.get_ordered_ops():
         source = node.input_value(1).get_node() if node.get_type_name() == "MatMul" else None

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.inference.engine import need
+from vitrail.inference.engine import import_engine_package
 
 _LARGEST = 127  # sum of a pair's weights of one sign, at most 128 when rounded: times 255, it fits into 16 bits
 _ACTIVATIONS = ("Gelu", "Relu")
@@ -27,7 +27,7 @@ _LEAST = 0.5  # divisor of a token: with a smaller one, GELU's negative values w
 def quantise(source: Path, target: Path, *, is_large: bool) -> None:
     """Write the ONNX file `target` with the matrix products of `source` in 8 bits; of a large model, weights go to a
     file beside it."""
-    onnx = need("onnx", "onnx")
+    onnx = import_engine_package("onnx", "onnx")
     model = onnx.load(source)
     _Draft(onnx, model.graph).rewrite()
     onnx.save(model, target, save_as_external_data=is_large, location=f"{target.name}.data")

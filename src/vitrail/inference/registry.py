@@ -16,7 +16,7 @@ ENGINES: "Registry[type[Engine]]" = Registry(
         "openvino": "vitrail.inference.openvino_engine:OpenvinoEngine",
     },
     base="vitrail.inference.engine:Engine",
-    stated="name",
+    name_attribute="name",
 )
 """The first one is always available, and the others are verified against it."""
 
@@ -32,5 +32,5 @@ TARGETS: "Registry[type[Target]]" = Registry(
         "triton": "vitrail.inference.targets.triton:TritonTarget",
     },
     base="vitrail.inference.targets.base:Target",
-    stated="name",
+    name_attribute="name",
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitrail.bundles.metadata import Parts, read_parts
 from vitrail.core.errors import CorruptFileError, MissingError, UnprovedError, UsageError, VitrailError
-from vitrail.core.intervals import wilson
+from vitrail.core.intervals import wilson_interval
 from vitrail.core.terminal import say
 from vitrail.inference.benchmark_store import Agreement, Measured, Reason, Speed, Workload
 from vitrail.inference.engine import EngineChoice, EngineRequest, batch_for, cores, limit_threads
@@ -200,7 +200,7 @@ def _within(
         if choice == exact:
             break
         found = answers.of(choice, exact)
-        low, high = wilson(found.images - found.same, found.images)
+        low, high = wilson_interval(found.images - found.same, found.images)
         gave = (
             f"{found.images - found.same} of {found.images} answers differ from {_EXACT} on {found.data}"
             f" ({low:.1%} to {high:.1%})"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.core.errors import CorruptFileError, UsageError
-from vitrail.core.files import check_writable, locked, read_json, write_json
+from vitrail.core.files import check_writable, file_lock, read_json, write_json
 from vitrail.core.settings import check_integer
 from vitrail.core.terminal import Say, format_duration
 from vitrail.data.dataset import Dataset
@@ -61,7 +61,7 @@ def compare(
     seconds = None if budget is None else planning.parse_budget(budget)
     dataset = open_data(data)
     _check_folder(output)
-    with locked(output / ".lock", lambda holder: _raise_locked(output, holder)):
+    with file_lock(output / ".lock", lambda holder: _raise_locked(output, holder)):
         earlier_plan = _read_plan(output)
         images = _prepare_images(dataset, output, earlier_plan)
         for note in images.notes:

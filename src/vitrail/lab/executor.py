@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vitrail.core.errors import UsageError, VitrailError
-from vitrail.core.optional import need
+from vitrail.core.optional import import_extra
 from vitrail.core.registry import load_object
 from vitrail.lab.hardware import machine_name
 from vitrail.lab.images import Images, restore
@@ -94,7 +94,7 @@ def _is_lost_worker(error: Exception) -> bool:
 
 
 def _joblib() -> Any:
-    return need("joblib", extra="lab", subject="vitrail compare")
+    return import_extra("joblib", extra="lab", subject="vitrail compare")
 
 
 @contextlib.contextmanager
@@ -106,8 +106,8 @@ def _connect_backend(backend: str, jobs: int) -> Generator[None]:
     if backend == "loky":
         yield
         return
-    client_type = need("distributed", extra="dask", subject="Backend dask").Client
-    config = need("dask.config", extra="dask", subject="Backend dask")
+    client_type = import_extra("distributed", extra="dask", subject="Backend dask").Client
+    config = import_extra("dask.config", extra="dask", subject="Backend dask")
     address = config.get("scheduler-address", None)
     try:
         client = (

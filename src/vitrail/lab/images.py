@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.core.errors import UsageError
-from vitrail.core.files import MANIFEST, atomic_folder, read_json, verify, write_json
+from vitrail.core.files import MANIFEST, atomic_folder, read_json, verify_checksums, write_json
 from vitrail.data.dataset import Dataset, Split, sample_held_out, sample_per_class
 from vitrail.data.preprocess import Preprocess
 from vitrail.models import zoo
@@ -155,7 +155,7 @@ def store(images: Images, folder: Path) -> None:
 
 def restore(folder: Path) -> Images:
     """Read the images that `store` wrote. Pixels are memory-mapped."""
-    verify(folder, [f"{part}{end}.npy" for part in _PARTS for end in ("", "-labels")] + ["about.json"])
+    verify_checksums(folder, [f"{part}{end}.npy" for part in _PARTS for end in ("", "-labels")] + ["about.json"])
     metadata = read_json(folder / "about.json")
     parts = [
         Split(

@@ -18,7 +18,7 @@ from torch import Tensor
 from vitrail.bundles.bundle import Bundle, load
 from vitrail.bundles.metadata import OVERFLOWS
 from vitrail.core.errors import CorruptFileError, UsageError
-from vitrail.core.intervals import wilson
+from vitrail.core.intervals import wilson_interval
 from vitrail.core.settings import Pair
 from vitrail.core.terminal import Say
 from vitrail.data.dataset import Dataset, Split
@@ -316,7 +316,7 @@ def _mean_measurement(values: np.ndarray, reference: float | None = None, kind: 
 def _share_measurement(right: np.ndarray, reference: float | None = None, kind: str = "") -> Measurement:
     """Return the share of correct images with Wilson's interval."""
     return _mean_measurement(right.astype(float), reference, kind)._replace(
-        clipped=wilson(int(right.sum()), len(right))
+        clipped=wilson_interval(int(right.sum()), len(right))
     )
 
 
@@ -325,7 +325,7 @@ def _kept_measurement(same: np.ndarray, right: np.ndarray, reference: float, kin
     number = _mean_measurement(perturbations.linearised_ratio(same * right, right.astype(float)), reference, kind)
     low, high = number.estimate.interval()
     if number.estimate.error == 0 and right.any():
-        low, high = wilson(round(number.estimate.value * right.sum()), int(right.sum()))
+        low, high = wilson_interval(round(number.estimate.value * right.sum()), int(right.sum()))
     return number._replace(clipped=(max(low, 0.0), min(high, 1.0)))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import UsageError
-from vitrail.core.notebook import rows_of
+from vitrail.core.notebook import table
 from vitrail.core.settings import as_integer
 from vitrail.models.device import evaluating
 
@@ -46,7 +46,7 @@ class Activations:
         rows = [(name, " x ".join(map(str, step.shape))) for name, step in self.steps.items()]
         rows += [(f"attention[{layer}]", " x ".join(map(str, one.shape))) for layer, one in self.attention.items()]
         rows.append(("logits", " x ".join(map(str, self.logits.shape))))
-        return rows_of(("step", "shape"), rows)
+        return table(("step", "shape"), rows)
 
     def wants_attention(self, layer: int) -> bool:
         """Whether a layer's attention weights are recorded: their memory grows with the number of tokens squared."""

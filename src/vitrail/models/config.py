@@ -29,7 +29,7 @@ INFO_KEYS = (
 Output = Literal["classes", "pixels", "features"]
 
 # Of timm, transformers, torchvision and vit-pytorch.
-_CALLED_ELSEWHERE = {
+_ALIASES = {
     "num_classes": "classes", "n_classes": "classes", "num_labels": "classes",
     "img_size": "resolution", "image_size": "resolution", "input_size": "resolution",
     "in_chans": "channels", "in_channels": "channels", "num_channels": "channels", "num_input_channels": "channels",
@@ -68,7 +68,7 @@ class ModelConfig(Settings):
     """Configuration of a model. Families add fields; parameters and MACs are counted without torch."""
 
     title: ClassVar[str] = "Model configuration"
-    called_elsewhere: ClassVar[Mapping[str, str]] = _CALLED_ELSEWHERE
+    aliases: ClassVar[Mapping[str, str]] = _ALIASES
     family: ClassVar[str]
     model: ClassVar[str]
     """The family's module, as `package.module:Class`."""
@@ -354,7 +354,7 @@ class PatchedConfig(ModelConfig):
 def model_settings() -> dict[str, str]:
     """The settings of the built-in families by name, each with its meaning and the families that have it."""
     found: dict[str, dict[str, list[str]]] = {}
-    own = [name for name in FAMILIES if name not in FAMILIES.added]
+    own = [name for name in FAMILIES if name not in FAMILIES.extension_names]
     for family in own:
         for setting, meaning in FAMILIES[family].meanings().items():
             found.setdefault(setting, {}).setdefault(meaning, []).append(family)

@@ -31,7 +31,7 @@ class Sizes:
     """Models that make an embedding of a face."""
     timm: Mapping[str, Alias] = dataclasses.field(default_factory=dict)
     """timm's names: only of models whose tensors are the same, which a test compares with timm's own."""
-    called_elsewhere: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Other names that a user may try, with the model to suggest for each."""
 
     @property

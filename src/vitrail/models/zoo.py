@@ -9,7 +9,9 @@ from vitrail.models.families import FAMILIES
 from vitrail.models.sizes import Alias, Sizes
 
 # Of the built-in families, in the order of the registry.
-_SIZES: list[Sizes] = [load_object(FAMILIES[family].sizes) for family in FAMILIES if family not in FAMILIES.added]
+_SIZES: list[Sizes] = [
+    load_object(FAMILIES[family].sizes) for family in FAMILIES if family not in FAMILIES.extension_names
+]
 
 MODELS: dict[str, ModelConfig] = {
     config.name: config
@@ -29,7 +31,7 @@ def list_models(pattern: str = "*") -> list[str]:
     """
     if not isinstance(pattern, str):
         raise UsageError(f"Pattern must be a text such as 'ViT*', got {pattern!r}.")
-    return [name for name in (*MODELS, *FAMILIES.added) if fnmatch.fnmatchcase(name.lower(), pattern.lower())]
+    return [name for name in (*MODELS, *FAMILIES.extension_names) if fnmatch.fnmatchcase(name.lower(), pattern.lower())]
 
 
 def find(name: str) -> ModelConfig:
@@ -47,8 +49,8 @@ def find(name: str) -> ModelConfig:
 
 def like_model(name: str) -> str:
     """`" Did you mean 'ViT-B/16'?"`: a model of a similar name, or one that others call so."""
-    called_elsewhere = {other: ours for sizes in _SIZES for other, ours in sizes.called_elsewhere.items()}
-    return did_you_mean(name, list_models(), called_elsewhere)
+    aliases = {other: ours for sizes in _SIZES for other, ours in sizes.aliases.items()}
+    return did_you_mean(name, list_models(), aliases)
 
 
 def is_model(name: str) -> bool:
@@ -58,7 +60,9 @@ def is_model(name: str) -> bool:
 
 def _of_added_family(name: str) -> ModelConfig | None:
     """The model of a family of another package. Only the family whose name begins the model's is imported."""
-    family = next((family for family in FAMILIES.added if name == family or name.startswith(f"{family}-")), None)
+    family = next(
+        (family for family in FAMILIES.extension_names if name == family or name.startswith(f"{family}-")), None
+    )
     if family is None:
         return None
     config = FAMILIES[family]

@@ -14,7 +14,7 @@ from vitrail.bundles.metadata import Parts
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import check_output
 from vitrail.core.html import Html
-from vitrail.core.intervals import wilson
+from vitrail.core.intervals import wilson_interval
 from vitrail.data.prefetch import prefetch
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.thumbnail import thumbnail_data_url
@@ -130,7 +130,7 @@ def comparison_json(paired: PairedComparison, one: str, other: str) -> dict[str,
     return {
         "bundle": other,
         "accuracy": paired.accuracies[1],
-        "accuracy_interval": list(wilson(right[1], paired.count)),
+        "accuracy_interval": list(wilson_interval(right[1], paired.count)),
         "only_this": paired.one,
         "only_other": paired.other,
         "p_value": paired.p_value,

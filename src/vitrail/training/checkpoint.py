@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from vitrail.core.errors import CorruptFileError, VitrailError
-from vitrail.core.files import atomic_folder, named_in_utf8, read_json, verify, write_json
+from vitrail.core.files import atomic_folder, read_json, utf8_path, verify_checksums, write_json
 
 _FILES = ("tensors.safetensors", "state.json")
 _NAME = re.compile(r"step-(\d{9,})")
@@ -75,9 +75,9 @@ def rename_damaged(folder: Path, steps: Iterable[int]) -> None:
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint and verify its checksums."""
-    verify(path, _FILES)
+    verify_checksums(path, _FILES)
     try:
-        with named_in_utf8(path / _FILES[0]) as file:
+        with utf8_path(path / _FILES[0]) as file:
             arrays = load_file(file)
     except (SafetensorError, OSError) as error:
         raise CorruptFileError(path=path / _FILES[0], cause=f"cannot be read ({error})") from None

@@ -6,7 +6,7 @@ import torch
 
 from vitrail import __version__
 from vitrail.bundles.bundle import Bundle
-from vitrail.core.files import writable
+from vitrail.core.files import escape_surrogates
 from vitrail.data.dataset import Dataset, Split
 from vitrail.evaluation.history import LINEAR_HEAD
 from vitrail.training.keep_best import Choice, choose
@@ -80,7 +80,7 @@ def _provenance(
     """Provenance of the bundle."""
     recipe = trainer.recipe
     provenance = {
-        "data": f"{writable(dataset.name)}: {len(trainer.loader.split):,} training images",
+        "data": f"{escape_surrogates(dataset.name)}: {len(trainer.loader.split):,} training images",
         "data_fingerprint": fingerprint,
         "training_fingerprint": dataset.splits.get("train", dataset.first_split).content_fingerprint(),
         "licence": dataset.licence,
@@ -98,7 +98,7 @@ def _provenance(
         "vitrail": __version__,
         "torch": str(torch.__version__),
         "seconds": round(trainer.elapsed_seconds, 1),
-        "command": writable(command),
+        "command": escape_surrogates(command),
         **initial.origin,
     }
     if (package := OBJECTIVES.provider(recipe.objective)) is not None:
@@ -106,7 +106,7 @@ def _provenance(
     if scores is not None:
         provenance["scores"] = scores
     if trainer.damaged:
-        files = {writable(path): writable(reason) for path, reason in trainer.damaged.items()}
+        files = {escape_surrogates(path): escape_surrogates(reason) for path, reason in trainer.damaged.items()}
         provenance["damaged"] = {"policy": recipe.on_damage, "files": files}
     return provenance
 

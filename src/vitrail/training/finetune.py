@@ -16,8 +16,8 @@ import torch
 
 from vitrail.bundles.bundle import Bundle, bundle_key, check_head, open_bundle
 from vitrail.core.errors import UsageError
-from vitrail.core.files import writable
-from vitrail.core.intervals import wilson
+from vitrail.core.files import escape_surrogates
+from vitrail.core.intervals import wilson_interval
 from vitrail.core.least_squares import Linear
 from vitrail.core.settings import Pair
 from vitrail.data.preprocess import Preprocess
@@ -93,7 +93,7 @@ HeadReplacement = Callable[[AnyModel], tuple[AnyModel, str]]
 
 def describe_origin(bundle: Bundle | str | Path, loaded: Bundle, notes: Iterable[str]) -> dict[str, Any]:
     """What the provenance says of the bundle that a run begins with, and of the changes to it."""
-    name = "in memory" if isinstance(bundle, Bundle) else writable(str(bundle))
+    name = "in memory" if isinstance(bundle, Bundle) else escape_surrogates(str(bundle))
     kept = ("data", "licence", "objective", "converted_from")
     known = {name: loaded.provenance[name] for name in kept if name in loaded.provenance}
     return {"finetuned_from": {"bundle": name, "manifest": bundle_key(bundle), "changes": list(notes), **known}}
@@ -223,7 +223,7 @@ def fit_head(
             return linear, {"map": mean_precision, "count": count, "residual": 1 - mean_precision}
         right = int((left_out.argmax(axis=1) == labels).sum())
         residual = 1 - float(torch.from_numpy(left_out).softmax(dim=1)[np.arange(count), labels].mean())
-        scores = {"accuracy": right / count, "interval": wilson(right, count)}
+        scores = {"accuracy": right / count, "interval": wilson_interval(right, count)}
         return linear, {**scores, "count": count, "residual": residual}
 
     linear, found = given.ranks.run_on_first(solve)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from vitrail.core.errors import CorruptFileError, UsageError, did_you_mean
-from vitrail.core.files import read_document, writable
-from vitrail.core.other_tools import same_word
+from vitrail.core.files import escape_surrogates, read_small_file
+from vitrail.core.other_tools import suggest_our_name
 from vitrail.core.registry import Registry
 from vitrail.core.settings import Bounds, Settings, as_integer, check_integer, sentence_case
 from vitrail.data.augment.config import AUGMENTATIONS, Augment
@@ -156,7 +156,7 @@ class Recipe(Settings):
         """The docstring of each setting, preceded by its allowed values, also for those with a registry."""
         found = super().meanings()
         for registry in (OBJECTIVES, OPTIMISERS):
-            found[registry.sort] = f"{', '.join(registry)}. {found[registry.sort]}"
+            found[registry.category] = f"{', '.join(registry)}. {found[registry.category]}"
         return found
 
     def with_length(self, *, epochs: int | None, steps: int | None, minutes: float | None) -> Self:
@@ -199,7 +199,7 @@ def recipe_text(name: str) -> str:
             f"{did_you_mean(name, known)}"
         )
     try:
-        return read_document(path).decode()
+        return read_small_file(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise CorruptFileError(path=name, cause=f"cannot be read ({reason})") from None
@@ -240,7 +240,7 @@ def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> R
         is_known = name in known or (table == "augment" and Augment.has(name))
         if table != "model" and table != "preprocess" and not is_known:
             keys = setting_keys()
-            keys |= {theirs: keys[ours] for theirs, ours in same_word(name, keys).items()}
+            keys |= {theirs: keys[ours] for theirs, ours in suggest_our_name(name, keys).items()}
             raise UsageError(f"Setting {key!r} is not one of a recipe's.{did_you_mean(name, (), keys)}")
         if not table and name in _LENGTHS:  # one of them replaces the others
             fields |= dict.fromkeys(_LENGTHS) | ({} if "least_images" in changed else {"least_images": 0})
@@ -281,7 +281,7 @@ def setting_keys() -> dict[str, str]:
     fields = Recipe().to_json()
     in_model = {name: f"model.{name}" for name in model_settings()}
     in_tables = {name: f"{table}.{name}" for table in ("augment", "margin") for name in fields[table]}
-    in_tables |= {name: f"augment.{name}" for name in AUGMENTATIONS.added}
+    in_tables |= {name: f"augment.{name}" for name in AUGMENTATIONS.extension_names}
     return in_model | in_tables | {name: name for name, value in fields.items() if not isinstance(value, dict)}
 
 
@@ -340,7 +340,7 @@ def _plain(value: Any) -> Any:
     """The value without None, and with text that can be encoded in UTF-8."""
     match value:
         case str():
-            return writable(value)
+            return escape_surrogates(value)
         case Mapping():
             return {key: _plain(part) for key, part in value.items() if part is not None}
         case list() | tuple():

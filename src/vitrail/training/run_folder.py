@@ -17,7 +17,7 @@ import shutil
 from pathlib import Path
 
 from vitrail.core.errors import UsageError
-from vitrail.core.files import MANIFEST, check_output, check_writable, locked, refuse_foreign, replace_text
+from vitrail.core.files import MANIFEST, check_output, check_writable, file_lock, refuse_foreign, replace_text
 from vitrail.core.terminal import Say
 from vitrail.evaluation.history import RUN_MARK, is_run
 from vitrail.training.checkpoint import list_steps, remove_temporary_folders
@@ -113,7 +113,7 @@ class RunFolder:
     def hold(self, stack: contextlib.ExitStack) -> None:
         """Lock the folder until `stack` ends. If another process holds it, the error names that process."""
         if self._has_lock is None:
-            self._has_lock = stack.enter_context(locked(self.path / _LOCK, self._refuse))
+            self._has_lock = stack.enter_context(file_lock(self.path / _LOCK, self._refuse))
 
     def _refuse(self, holder: str) -> None:
         raise UsageError(

@@ -18,8 +18,8 @@ import vitrail
 from tests.bundles.test_bundle import FIXTURE
 from tests.inference.test_graph import MODELS
 from vitrail.bundles.folder import check_folder
-from vitrail.core.files import checksum, verify
-from vitrail.inference.engine import need
+from vitrail.core.files import checksum, verify_checksums
+from vitrail.inference.engine import import_engine_package
 from vitrail.inference.model_files import fingerprint
 from vitrail.inference.proof import sample
 from vitrail.inference.registry import ENGINES, TARGETS
@@ -78,7 +78,7 @@ def test_an_export_is_complete_proved_and_runs_without_vitrail(target, bundle, c
     assert (proof["pictures"], proof["same_answers"], proof["precision"], proof["batch"]) == (40, 40, "float32", "any")
     assert proof["max_logit_difference"] < 1e-5
     assert proof["files"] == {name: checksum(out / name) for name in OWN[target]}
-    verify(out, FILES - {"manifest.json"})
+    verify_checksums(out, FILES - {"manifest.json"})
     assert (out / "labels.txt").read_text(encoding="utf-8") == "cat\ndog\n새\n"
     loaded = vitrail.load(bundle)
     assert vitrail.Preprocess.from_json(json.loads((out / "preprocess.json").read_text())) == loaded.preprocess
@@ -145,7 +145,7 @@ def test_a_fixed_batch_is_what_the_model_takes(bundle, call, tmp_path):
     for target, model in (("onnx", "model.onnx"), ("triton", "vit-pico-2/1/model.onnx")):
         done = call("export", bundle, tmp_path / target, "--to", target, "--batch", "3", "--json")
         assert (done.returncode, json.loads(done.stdout)["pictures"]) == (0, 39), done.stderr
-        session = need("onnxruntime", "onnx").InferenceSession(tmp_path / target / model)
+        session = import_engine_package("onnxruntime", "onnx").InferenceSession(tmp_path / target / model)
         assert [port.shape for port in (*session.get_inputs(), *session.get_outputs())] == [
             [3, 1, 8, 8],
             [3, 3],
@@ -181,7 +181,7 @@ def test_the_program_of_openvino_in_int8_leaves_the_rest_to_it(bundle, call, tmp
 
 def test_openvino_keeps_float32_and_says_what_it_is(bundle, call, tmp_path):
     assert call("export", bundle, tmp_path / "out", "--to", "openvino", "--batch", "2").returncode == 0
-    model = need("openvino", "openvino").Core().read_model(tmp_path / "out" / "model.xml")
+    model = import_engine_package("openvino", "openvino").Core().read_model(tmp_path / "out" / "model.xml")
     assert list(model.input("pixel_values").get_shape()) == [2, 1, 8, 8]
     assert json.loads(model.get_rt_info(["vitrail", "labels"]).astype(str)) == ["cat", "dog", "새"]
     constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
@@ -209,8 +209,12 @@ def test_every_family_exports_to_every_runtime(name, tmp_path, call):
         assert proof["max_logit_difference"] < 1e-4
     images = eye.scale_array(sample(eye, 3))
     path = tmp_path / "onnx" / "model.onnx"
-    openvino = need("openvino", "openvino").Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    runtime = need("onnxruntime", "onnx").InferenceSession(path)
+    openvino = (
+        import_engine_package("openvino", "openvino")
+        .Core()
+        .compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    )
+    runtime = import_engine_package("onnxruntime", "onnx").InferenceSession(path)
     (expected,) = runtime.run(["logits"], {"pixel_values": images})
     for found in (openvino({"pixel_values": images})["logits"], reference_logits(path, images)):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * max(np.abs(expected).max(), 1))

@@ -17,7 +17,7 @@ from vitrail.bundles.file_names import BESIDE, WEIGHTS, choose_weights, read_ind
 from vitrail.bundles.remote.base import Fetched, Remote, demand
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
 from vitrail.core.files import checksum
-from vitrail.core.optional import import_quietly, need
+from vitrail.core.optional import import_extra, import_without_telemetry
 from vitrail.core.terminal import say
 
 
@@ -54,9 +54,9 @@ class Hub(Remote):
 
 
 def _import_client(address: str) -> ModuleType:
-    client = need("huggingface_hub", extra="hub", subject=f"The source {address}")
+    client = import_extra("huggingface_hub", extra="hub", subject=f"The source {address}")
     for part in ("constants", "errors"):
-        import_quietly(f"huggingface_hub.{part}")
+        import_without_telemetry(f"huggingface_hub.{part}")
     return client
 
 

@@ -22,7 +22,7 @@ from vitrail.bundles.file_names import ENDINGS, check_content
 from vitrail.bundles.remote.base import Fetched, Remote, demand
 from vitrail.bundles.remote.transport import CHUNK, PATIENCE, RefusedError, open_address, parse_address
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
-from vitrail.core.files import checksum, locked, replace_text, user_folder
+from vitrail.core.files import checksum, file_lock, replace_text, user_folder
 from vitrail.core.terminal import say
 
 MOST = 16 * 2**30
@@ -45,7 +45,7 @@ class Web(Remote):
             )
         folder = user_folder() / "weights" / hashlib.sha256(address.encode()).hexdigest()[:16]
         copy = _Copy(address, bare, folder / name)
-        with locked(folder / "lock", lambda other: say(f"waiting for {other}, which fetches the same file")):
+        with file_lock(folder / "lock", lambda other: say(f"waiting for {other}, which fetches the same file")):
             try:
                 notes = copy.bring(sha256)
             except OSError as error:

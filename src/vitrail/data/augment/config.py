@@ -49,7 +49,7 @@ class Augment:
     def __init__(self, **settings: Any) -> None:
         classes = [*_built_in(), *_added(name for name in settings if name not in Augment.names())]
         if unknown := [name for name in settings if name not in _names(classes)]:
-            names = [*Augment.names(), *AUGMENTATIONS.added]
+            names = [*Augment.names(), *AUGMENTATIONS.extension_names]
             near = did_you_mean(unknown[0], names)
             raise UsageError(f"Setting of augmentation must be one of {', '.join(names)}, got {unknown[0]!r}.{near}")
         parts = (kind(**{name: settings[name] for name in _names([kind]) if name in settings}) for kind in classes)
@@ -69,7 +69,7 @@ class Augment:
     @staticmethod
     def has(name: str) -> bool:
         """Whether a setting is that of a built-in augmentation, or may be that of another package's."""
-        return name in Augment.names() or any(_is_called(name, added) for added in AUGMENTATIONS.added)
+        return name in Augment.names() or any(_is_called(name, added) for added in AUGMENTATIONS.extension_names)
 
     @property
     def active(self) -> list[Augmentation]:
@@ -110,7 +110,7 @@ class Augment:
     def describe(self) -> list[dict[str, Any]]:
         """Name, value, default and meaning of each setting, as JSON; also of those that other packages add."""
         used = [type(augmentation) for augmentation in self.augmentations]
-        others = [kind for name in AUGMENTATIONS.added if (kind := AUGMENTATIONS[name]) not in used]
+        others = [kind for name in AUGMENTATIONS.extension_names if (kind := AUGMENTATIONS[name]) not in used]
         parts = [*self.augmentations, *(kind() for kind in others)]
         rows = {row["setting"]: row for part in parts for row in part.describe()}
         return [rows[name] for name in _names(type(part) for part in parts)]
@@ -118,14 +118,14 @@ class Augment:
 
 @functools.cache
 def _built_in() -> list[type[Augmentation]]:
-    return [AUGMENTATIONS[name] for name in AUGMENTATIONS.built_in]
+    return [AUGMENTATIONS[name] for name in AUGMENTATIONS.built_in_names]
 
 
 def _added(settings: Iterable[str]) -> list[type[Augmentation]]:
     """The augmentations of other packages that have one of these settings."""
     settings = list(settings)
     classes = []
-    for name in AUGMENTATIONS.added:
+    for name in AUGMENTATIONS.extension_names:
         if any(_is_called(setting, name) for setting in settings):
             classes.append(AUGMENTATIONS[name])
             for setting in _names(classes[-1:]):

@@ -44,13 +44,13 @@ def all_sources() -> Iterator[Source]:
     folder, and imported only if it comes to that."""
     *special, general = _built_in(SOURCES)
     yield from special
-    yield from (SOURCES[name]() for name in SOURCES.added)
+    yield from (SOURCES[name]() for name in SOURCES.extension_names)
     yield general
 
 
 @functools.cache
 def _built_in(sources: Registry[type[Source]]) -> tuple[Source, ...]:
-    return tuple(sources[name]() for name in sources.built_in)
+    return tuple(sources[name]() for name in sources.built_in_names)
 
 
 AnyData: TypeAlias = Union[str, Path, "Dataset", tuple[Any, Any], Mapping[str, Any]]
@@ -162,5 +162,5 @@ def describe_sources() -> str:
     """All forms of DATA in one phrase, from the most general source to the most specific one. Sources of other packages
     are listed by name, because the help must not import them."""
     built_in = (source.description for source in reversed(_built_in(SOURCES)))
-    *others, last = (*built_in, *(f"DATA of the extension source.{name}" for name in SOURCES.added))
+    *others, last = (*built_in, *(f"DATA of the extension source.{name}" for name in SOURCES.extension_names))
     return f"{', '.join(others)} or {last}"

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 from vitrail.core.errors import UsageError, did_you_mean
-from vitrail.core.files import atomic_file, check_writable, refuse_existing, writable
-from vitrail.core.optional import need
+from vitrail.core.files import atomic_file, check_writable, escape_surrogates, refuse_existing
+from vitrail.core.optional import import_extra
 from vitrail.core.terminal import json_text
 
 PredictionRow = dict[str, Any]
@@ -37,7 +37,7 @@ class PredictionTable(ABC):
     def check(cls) -> None:
         """Refuse to begin if its package is missing."""
         if cls.package:
-            need(cls.package, extra=cls.ending[1:], subject=f"A file that ends in {cls.ending}")
+            import_extra(cls.package, extra=cls.ending[1:], subject=f"A file that ends in {cls.ending}")
 
     def __init__(self, file: BinaryIO, *, best: int, truth: bool) -> None:
         self.file, self.best, self.has_truth = file, best, truth
@@ -91,7 +91,7 @@ class CsvTable(PredictionTable):
 
     def write(self, text: str) -> None:
         """Write a line of the file; csv calls it."""
-        self.file.write(writable(text).encode())
+        self.file.write(escape_surrogates(text).encode())
 
     def _cell(self, value: str | float | None) -> str:
         if isinstance(value, str):
@@ -128,7 +128,7 @@ class ParquetTable(PredictionTable):
         self._rows: list[list[str | float | None]] = []
 
     def add(self, row: PredictionRow) -> None:
-        self._rows.append([writable(cell) if isinstance(cell, str) else cell for cell in self.cells(row)])
+        self._rows.append([escape_surrogates(cell) if isinstance(cell, str) else cell for cell in self.cells(row)])
         if len(self._rows) >= self._TOGETHER:
             self._flush()
 

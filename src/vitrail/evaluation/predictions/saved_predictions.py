@@ -18,7 +18,7 @@ import numpy as np
 
 from vitrail.core import array_files
 from vitrail.core.errors import CorruptFileError, UsageError
-from vitrail.core.files import atomic_file, writable
+from vitrail.core.files import atomic_file, escape_surrogates
 from vitrail.data.dataset import Dataset, Split
 from vitrail.evaluation.paired import PairedComparison
 
@@ -81,7 +81,7 @@ class SavedPredictions:
     def write(self, path: Path, *, force: bool = False) -> None:
         """Write the file atomically."""
         arrays = {name: getattr(self, name) for name in ("images", "truth", "answers", "scores", "own")}
-        texts = {name: np.array(writable(getattr(self, name))) for name in ("data", "split")}
+        texts = {name: np.array(escape_surrogates(getattr(self, name))) for name in ("data", "split")}
         with atomic_file(path, force=force) as file:
             np.savez_compressed(file, labels=np.array(self.labels), **arrays, **texts)
 

@@ -17,7 +17,7 @@ from vitrail.core.settings import check_integer
 from vitrail.core.terminal import say
 from vitrail.inference.benchmark_store import Measured
 from vitrail.inference.build_model_file import describe, open_source
-from vitrail.inference.engine import Engine, EngineChoice, Source, need
+from vitrail.inference.engine import Engine, EngineChoice, Source, import_engine_package
 from vitrail.inference.model_files import FORMAT, PROOF
 from vitrail.inference.proof import answer, sample_for
 from vitrail.inference.registry import TARGETS
@@ -63,7 +63,7 @@ class Target(abc.ABC):
                 f"Precision must be one that target {cls.name} has ({', '.join(cls.precisions)}), got {precision!r}."
             )
         for package in cls.packages:
-            need(package, cls.extra)
+            import_engine_package(package, cls.extra)
 
     @classmethod
     def program_for(cls, model: str, precision: str) -> str:

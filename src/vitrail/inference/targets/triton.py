@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from vitrail.inference.engine import Source, need
+from vitrail.inference.engine import Source, import_engine_package
 from vitrail.inference.graph import write_onnx
 from vitrail.inference.onnx_engine import MODEL
 from vitrail.inference.targets.base import LABELS, Order, write_labels
@@ -37,7 +37,7 @@ class TritonTarget(OnnxTarget):
 
 def _settings(name: str, path: Path, batch: int | None, *, has_labels: bool) -> str:
     """The content of config.pbtxt. Where any batch is taken, its dimension is not listed."""
-    graph = need("onnx", "onnx").load(path, load_external_data=False).graph
+    graph = import_engine_package("onnx", "onnx").load(path, load_external_data=False).graph
     lines = [f'name: "{name}"', 'backend: "onnxruntime"', f"max_batch_size: {0 if batch else _LARGEST_BATCH}"]
     for side, ports in (("input", graph.input), ("output", graph.output)):
         for port in ports:

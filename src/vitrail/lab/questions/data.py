@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.core.message_files import load_messages
-from vitrail.core.optional import need
+from vitrail.core.optional import import_extra
 from vitrail.lab.images import Images
 from vitrail.lab.question import (
     COLOURS,
@@ -311,7 +311,7 @@ def _count_text(number: float) -> str:
 
 def floor(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
     """Train and evaluate a scikit-learn classifier on raw pixels."""
-    need("sklearn", extra="lab", subject="vitrail compare")
+    import_extra("sklearn", extra="lab", subject="vitrail compare")
     from sklearn.linear_model import LogisticRegression
     from sklearn.naive_bayes import GaussianNB
     from sklearn.neighbors import KNeighborsClassifier

@@ -23,5 +23,5 @@ FAMILIES: "Registry[type[ModelConfig]]" = Registry(
         "mlp": "vitrail.models.families.mlp.config:MLPConfig",
     },
     base="vitrail.models.config:ModelConfig",
-    stated="family",
+    name_attribute="family",
 )

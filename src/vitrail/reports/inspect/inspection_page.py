@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from vitrail.core.files import atomic_folder, write_json
-from vitrail.core.notebook import in_frame
+from vitrail.core.notebook import iframe
 from vitrail.core.settings import pluralise
 from vitrail.data.thumbnail import image_data_url
 from vitrail.reports.charts import standalone_svg
@@ -84,7 +84,7 @@ class Inspection:
         return f"Inspection({context.name}, {pluralise(count, 'image')}{where})"
 
     def _repr_html_(self) -> str:
-        return in_frame(self.page, f"vitrail inspect {self.results.context.name}")
+        return iframe(self.page, f"vitrail inspect {self.results.context.name}")
 
 
 def render_figures(found: PanelResults) -> dict[str, Figure]:

@@ -157,7 +157,7 @@ def _open_panel(name: str, context: InspectionContext) -> Panel:
     try:
         panel = PANELS[name]
     except VitrailError as error:
-        if name not in PANELS.added:
+        if name not in PANELS.extension_names:
             raise
         return _Unusable(name, context, str(error))
     return panel(name, context)

@@ -7,7 +7,7 @@ import numpy as np
 
 from vitrail.core.errors import CorruptFileError
 from vitrail.core.html import Html, escape
-from vitrail.core.intervals import wilson
+from vitrail.core.intervals import wilson_interval
 from vitrail.core.message_files import load_messages
 from vitrail.data.dataset import Split
 from vitrail.data.preprocess import Preprocess
@@ -136,7 +136,13 @@ def _calibration(answers: SplitPredictions, scores: dict[str, Any]) -> str:
     sure, share = [100 * found[1] for found in bins], [100 * found[2] for found in bins]
     lines = [
         Line(t("perfect", "tspan"), [0, 100], [0, 100], 7),
-        Line(t("model", "tspan"), sure, share, 0, bars=[_percent(wilson(round(n * part), n)) for n, _, part in bins]),
+        Line(
+            t("model", "tspan"),
+            sure,
+            share,
+            0,
+            bars=[_percent(wilson_interval(round(n * part), n)) for n, _, part in bins],
+        ),
     ]
     curve = line_chart(lines, t("confidence-axis", "tspan"), t("accuracy-axis", "tspan"), dots=True)
     gap = float(confidence.mean() - right.mean())

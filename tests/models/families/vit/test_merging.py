@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import vitrail
 from vitrail.bundles.convert import convert
 from vitrail.core.errors import UsageError
-from vitrail.core.intervals import wilson
+from vitrail.core.intervals import wilson_interval
 from vitrail.data.sources.registry import open_data
 from vitrail.evaluation.merge_search import MergeCost, MergeEvaluator, _merge_more, count_macs, find_merge, with_merge
-from vitrail.inference.engine import need
+from vitrail.inference.engine import import_engine_package
 from vitrail.inference.onnx_engine import OnnxEngine
 from vitrail.lab.exact import redraw
 from vitrail.models.families.vit.config import ViTConfig
@@ -276,7 +276,7 @@ def test_a_bundle_keeps_it_and_other_libraries_are_refused(tmp_path):
 def test_onnx_runtime_gives_torchs_logits_at_every_batch(pool, tmp_path):
     model = redraw(vitrail.create("ViT-Nano/7", merge=[3, 4, 0, 3], pool=pool, classes=5), std=0.1)
     folder = OnnxEngine.prepare(bundle_of(model, tmp_path / "one"), "float32")
-    runtime = need("onnxruntime", "onnx")
+    runtime = import_engine_package("onnxruntime", "onnx")
     session = runtime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
     pictures = torch.randn(7, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -326,7 +326,7 @@ def test_the_search_saves_more_at_every_step_and_keeps_the_tolerance(curve):
         assert sum(one != other for one, other in zip(labels, plain, strict=True)) == price.changed
     document = prices[-1].to_json()
     assert document["merge"] == list(prices[-1].merge)
-    assert document["interval"] == list(wilson(prices[-1].changed, 20))
+    assert document["interval"] == list(wilson_interval(prices[-1].changed, 20))
 
 
 def test_the_search_counts_what_is_computed():

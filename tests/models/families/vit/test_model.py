@@ -323,7 +323,7 @@ def test_every_mask_and_position_exports(changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"position": position} for position in POSITIONS if position not in POSITIONS.added),
+        *({"position": position} for position in POSITIONS if position not in POSITIONS.extension_names),
         *({"position": "learned-1d", "position_at": placement} for placement in ("every", "shared")),
         {"position": "learned-2d", "position_at": "every"},
         {"position": "relative", "position_at": "shared"},

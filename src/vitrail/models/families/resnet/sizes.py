@@ -23,5 +23,5 @@ SIZES = Sizes(
         _small.replace(name="ResNet-Micro", base=18),
     ),
     timm={f"resnetv2_{depth}x{factor}_bit": Alias(f"BiT-R{depth}x{factor}", 224) for depth, factor in _TIMM},
-    called_elsewhere={f"resnet{depth}": f"BiT-R{depth}x1" for depth in _BITS},
+    aliases={f"resnet{depth}": f"BiT-R{depth}x1" for depth in _BITS},
 )

@@ -279,7 +279,7 @@ class ViTConfig(PatchedConfig):
             allowed = " or ".join(rules.placements)
             raise UsageError(f"Position at must be {allowed} for position {self.position}, got {self.position_at!r}.")
         if self.wrap and not rules.can_wrap:
-            known = [name for name in POSITIONS if name not in POSITIONS.added and POSITIONS[name].can_wrap]
+            known = [name for name in POSITIONS if name not in POSITIONS.extension_names and POSITIONS[name].can_wrap]
             raise UsageError(f"Wrap must go with position {' or '.join(known)}, got position {self.position}.")
         if self.wrap and (self.attention == "strided" or self.step != self.patch or self.padding != (0, 0)):
             raise UsageError(
