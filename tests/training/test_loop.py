@@ -37,6 +37,7 @@ from vitrail.training.recipe import (
 from vitrail.training.resume import resume
 from vitrail.training.schedule import schedule
 from vitrail.training.stop import Interrupted, StopSignal
+from vitrail.training.trainer_checkpoint import collect_arrays, restore_trainer
 
 FAMILIES = ("ViT-Pico/2", "Hybrid-Pico", "ResNet-Pico", "Mixer-Pico/2", "LSTM-Pico/2", "MLP-Pico", "iGPT-Micro")
 HALF_WAY = FIXTURES / "run-half-way"
@@ -288,7 +289,7 @@ def test_measuring_leaves_no_trace():
     assert measure_steps(measured, 30.0) > 1
     measured.total = plain.total
     assert curve(plain, 6) == curve(measured, 6)
-    for ours, theirs in zip(plain.arrays().items(), measured.arrays().items(), strict=True):
+    for ours, theirs in zip(collect_arrays(plain).items(), collect_arrays(measured).items(), strict=True):
         assert ours[0] == theirs[0]
         np.testing.assert_array_equal(ours[1], theirs[1])
 
@@ -296,11 +297,11 @@ def test_measuring_leaves_no_trace():
 def test_a_gradient_that_is_not_finite_is_no_step_even_without_clipping():
     for clip in (0.0, 1.0):
         trainer = make_trainer(recipe=Recipe(steps=9, batch=32, on_nonfinite="skip", clip=clip))
-        before = trainer.arrays()
+        before = collect_arrays(trainer)
         hook = trainer.objective.model.head.bias.register_hook(lambda gradient: gradient * math.inf)
         done = trainer.update(next(trainer.loader.epoch(0)))
         assert (math.isfinite(done.loss), done.is_finite) == (True, False)
-        for name, array in trainer.arrays().items():
+        for name, array in collect_arrays(trainer).items():
             np.testing.assert_array_equal(array, before[name])
         hook.remove()
         assert trainer.update(next(trainer.loader.epoch(0))).is_finite
@@ -452,13 +453,13 @@ def test_a_restored_trainer_goes_on_with_the_same_bits(optimiser):
     assert curve(first, 17) == expected[:17]
     from vitrail.training.checkpoint import Checkpoint
 
-    arrays = {name: array.copy() for name, array in first.arrays().items()}
+    arrays = {name: array.copy() for name, array in collect_arrays(first).items()}
     second = make_trainer(recipe=recipe, total=30, dropout=0.1, seed=0)
     curve(second, 3)
-    second.restore(Checkpoint(17, arrays, {"total": 30, "best": None, "damaged": {}, "seconds": 1.0}))
+    restore_trainer(second, Checkpoint(17, arrays, {"total": 30, "best": None, "damaged": {}, "seconds": 1.0}))
     assert curve(second, 13) == expected[17:]
-    for name, array in second.arrays().items():
-        np.testing.assert_array_equal(array, whole.arrays()[name], err_msg=name)
+    for name, array in collect_arrays(second).items():
+        np.testing.assert_array_equal(array, collect_arrays(whole)[name], err_msg=name)
 
 
 def test_fit_trains_to_the_end_of_the_recipe_without_a_folder(tmp_path, monkeypatch):

@@ -40,6 +40,7 @@ from vitrail.training.recipe import Recipe, find_recipe
 from vitrail.training.resume import resume
 from vitrail.training.run_log import RunLog
 from vitrail.training.stop import StopSignal
+from vitrail.training.trainer_checkpoint import save_trainer
 
 QUICK = (
     "digits",
@@ -171,23 +172,23 @@ def test_r3_a_full_disk_costs_one_checkpoint_and_not_the_run(tmp_path, capsys):
     try:
         with RunLog(output, 30, writes=True) as log:
             curve(trainer, 5)
-            trainer.save(output / "checkpoints", STATE, log)
+            save_trainer(trainer, output / "checkpoints", STATE, log)
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
             curve(trainer, 5)
-            trainer.save(output / "checkpoints", STATE, log)
+            save_trainer(trainer, output / "checkpoints", STATE, log)
             with pytest.raises(VitrailError, match=r"step-000000010.* of \d+,\d+.* bytes cannot be written"):
-                trainer.save(output / "checkpoints", STATE, log, must=True)
+                save_trainer(trainer, output / "checkpoints", STATE, log, required=True)
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             newest, complaints = load_newest(output / "checkpoints")
             assert (newest.step, complaints) == (5, {})
-            trainer.save(output / "checkpoints", STATE, log)
+            save_trainer(trainer, output / "checkpoints", STATE, log)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
     assert list_steps(output / "checkpoints") == [5, 10]
     (failed,) = events(output, "checkpoint-failed")
     assert failed["step"] == 10
-    assert "Training goes on; the last intact checkpoint is of step 5." in capsys.readouterr().err
+    assert "Training continues; the last intact checkpoint is of step 5." in capsys.readouterr().err
 
 
 def test_r3_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path, capsys):
@@ -240,7 +241,7 @@ def test_r4_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path):
     with RunLog(tmp_path, 30, writes=False) as log:
         for _ in range(3):
             curve(trainer, 5)
-            trainer.save(folder, STATE, log)
+            save_trainer(trainer, folder, STATE, log)
         trainer.options = Options(keep=1)
         assert list_steps(folder) == [10, 15]
         (folder / "step-000000015" / "tensors.safetensors").write_bytes(b"")
@@ -249,7 +250,7 @@ def test_r4_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path):
         assert (checkpoint.step, len(notes)) == (10, 1)
         again.options = Options(keep=1)
         curve(again, 2)
-        again.save(folder, STATE, log)
+        save_trainer(again, folder, STATE, log)
     newest, complaints = load_newest(folder)
     assert (newest.step, complaints) == (12, {})
     assert (folder / "damaged-step-000000015").is_dir()
@@ -630,7 +631,7 @@ def test_r9_damage_is_remembered_by_checkpoints_within_an_epoch(tmp_path):
             pass
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitrail.training.run.Stop", Impatient)
+        patch.setattr("vitrail.training.run.StopSignal", Impatient)
         with pytest.raises(VitrailError, match="stopped by SIGTERM after step 3"):
             train(str(folder), "ViT-Pico/2", output, recipe, Options(workers=0))
     state = load_newest(output / "checkpoints")[0].state

@@ -20,6 +20,7 @@ from vitrail.training.recipe import Recipe
 from vitrail.training.resume import resume
 from vitrail.training.run_log import RunLog
 from vitrail.training.run_state import read_state
+from vitrail.training.trainer_checkpoint import collect_arrays, restore_trainer, save_trainer
 
 COMMAND = (
     "train",
@@ -146,7 +147,7 @@ def test_a_checkpoint_with_tensors_of_another_run_is_refused(tmp_path):
     trainer = make_trainer()
     curve(trainer, 3)
     with RunLog(tmp_path, 20, writes=False) as log:
-        trainer.save(tmp_path / "checkpoints", STATE, log)
+        save_trainer(trainer, tmp_path / "checkpoints", STATE, log)
     checkpoint = load_newest(tmp_path / "checkpoints")[0]
     name = "memory/model.blocks.0.mlp.fc1.bias/exp_avg"
     without = {other: array for other, array in checkpoint.arrays.items() if other != name}
@@ -156,7 +157,7 @@ def test_a_checkpoint_with_tensors_of_another_run_is_refused(tmp_path):
         {**checkpoint.arrays, f"{name}.x": np.zeros(1)},
     ):
         with pytest.raises(CorruptFileError, match=rf"must have the tensors of this run, got others, such as {name}"):
-            make_trainer().restore(checkpoint._replace(arrays=arrays))
+            restore_trainer(make_trainer(), checkpoint._replace(arrays=arrays))
 
 
 def test_a_run_that_only_left_steps_out_goes_on(tmp_path):
@@ -165,7 +166,7 @@ def test_a_run_that_only_left_steps_out_goes_on(tmp_path):
     trainer, again = make_trainer(recipe=recipe), make_trainer(recipe=recipe)
     trainer.step = trainer.skipped_steps = 4
     with RunLog(tmp_path, 20, writes=False) as log:
-        trainer.save(tmp_path / "checkpoints", STATE, log)
+        save_trainer(trainer, tmp_path / "checkpoints", STATE, log)
     assert resume(again, tmp_path, {})[0].step == 4
     assert curve(again, 5) == curve(trainer, 5)
 
@@ -199,12 +200,12 @@ def test_an_optimisers_memory_has_its_own_shapes(tmp_path):
     whole, first, second = make(), make(), make()
     expected = curve(whole, 12)
     assert curve(first, 7) == expected[:7]
-    assert first.arrays()["memory/model.blocks.0.attn.qkv.weight/rows"].shape == (144,)
+    assert collect_arrays(first)["memory/model.blocks.0.attn.qkv.weight/rows"].shape == (144,)
     with RunLog(tmp_path, 20, writes=False) as log:
-        first.save(tmp_path / "checkpoints", STATE, log)
+        save_trainer(first, tmp_path / "checkpoints", STATE, log)
     assert resume(second, tmp_path, {})[0].step == 7
     assert curve(second, 5) == expected[7:]
     # What no tensor holds would be forgotten: it is refused before anything is written.
     second.optimisers[0].state[second.objective.model.head.bias]["calls"] = 7
     with RunLog(tmp_path, 20, writes=False) as log, pytest.raises(VitrailError, match="got calls of type int from Fac"):
-        second.save(tmp_path / "checkpoints", STATE, log)
+        save_trainer(second, tmp_path / "checkpoints", STATE, log)

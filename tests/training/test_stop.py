@@ -60,12 +60,12 @@ def scripted(monkeypatch):
     def script(scores):
         evaluated = {}
 
-        def score_held_out(self):
+        def evaluate_held_out(self):
             evaluated[self.step] = {name: tensor.clone() for name, tensor in self.kept_model.state_dict().items()}
             score = scores[self.step // self.loader.steps - 1]
             return {"score": score, "loss": 1.0, "accuracy": score, "count": 10}
 
-        monkeypatch.setattr(Trainer, "score_held_out", score_held_out)
+        monkeypatch.setattr(Trainer, "evaluate_held_out", evaluate_held_out)
         return evaluated
 
     return script
@@ -269,7 +269,7 @@ def test_few_images_are_trained_on_longer_and_judged_no_more_often(few, tmp_path
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(few, tmp_path, monkeypatch):
     recipe = RECIPE.replace(epochs=4, evaluate_every=4, patience=None)
-    monkeypatch.setattr(Trainer, "save", lambda *_, **__: None)
+    monkeypatch.setattr("vitrail.training.loop.save_trainer", lambda *_, **__: None)
 
     def fail(step):
         if step.step == 10:

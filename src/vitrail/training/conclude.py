@@ -62,7 +62,7 @@ def _fitted(trainer: Trainer) -> dict[str, Any]:
     """How well the kept model does on images that it was trained on, beside which its scores tell overfitting."""
     if not trainer.objective.classifies:
         return {}
-    found = trainer.score_on(trainer.evaluation_loader(trainer.loader.split.sample_evenly(_FITTED)))
+    found = trainer.evaluate_loader(trainer.evaluation_loader(trainer.loader.split.sample_evenly(_FITTED)))
     return {f"training_{trainer.objective.watched}": found[trainer.objective.watched]}
 
 

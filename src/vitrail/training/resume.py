@@ -7,6 +7,7 @@ from vitrail.core.errors import UsageError, VitrailError
 from vitrail.training.checkpoint import Checkpoint, load_newest, rename_damaged
 from vitrail.training.loop import Trainer
 from vitrail.training.run_state import read_state
+from vitrail.training.trainer_checkpoint import restore_trainer
 
 
 def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Checkpoint | None, list[str]]:
@@ -29,7 +30,7 @@ def resume(trainer: Trainer, folder: Path, agreed: dict[str, Any]) -> tuple[Chec
                 f"Resumed run must have the {name} it began with, got {_difference(before, value)}."
                 " Choose another output for another run."
             )
-    trainer.restore(checkpoint)
+    restore_trainer(trainer, checkpoint)
     if trainer.ranks.is_first:
         rename_damaged(folder / "checkpoints", complaints)
     return checkpoint, list(complaints.values())

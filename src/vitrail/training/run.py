@@ -301,7 +301,7 @@ def _prepare(trainer: Trainer, initial: StartingPoint, began: float) -> list[str
     trainer.rate_scale = initial.rate_scale
     with explain_shortage(trainer):
         if initial.probe is not None and trainer.planned_steps != 0:
-            trainer.score_starting_point()
+            trainer.evaluate_starting_point()
         trainer.total, note = plan_steps(trainer, initial, began)
     return [note] if note else []
 
@@ -451,8 +451,8 @@ def _introduce(
     log.write("start", step=0, **numbers, freeze=trainer.recipe.freeze)
     if initial.probe is not None:
         log.write("probe", step=0, **initial.probe)
-    if trainer.initial_scores is not None and trainer.initial_scores["count"]:
-        trainer.write_evaluation(0, trainer.initial_scores, log)
+    if trainer.starting_scores is not None and trainer.starting_scores["count"]:
+        trainer.log_evaluation(0, trainer.starting_scores, log)
     config = initial.model.config
     height, width = config.resolution
     watched = f", {len(held_out):,} held out" if held_out is not None else ""

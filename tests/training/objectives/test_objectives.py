@@ -27,6 +27,7 @@ from vitrail.training.objectives.next_pixel import NextPixel
 from vitrail.training.options import Options
 from vitrail.training.recipe import OBJECTIVES, Recipe
 from vitrail.training.run_log import RunLog
+from vitrail.training.trainer_checkpoint import collect_arrays, restore_trainer, save_trainer
 
 HALF = Preprocess(resolution=32, mean=(0.5,) * 3, std=(0.5,) * 3)
 TASK = Task(Recipe(), HALF, ())
@@ -314,14 +315,14 @@ def test_several_labels_an_image(tmp_path, monkeypatch):
         before = trainer.latest["precision"]
         curve(trainer, 40)
         trainer.evaluate(0, log)
-        trainer.save(tmp_path / "checkpoints", STATE, log)
+        save_trainer(trainer, tmp_path / "checkpoints", STATE, log)
     assert trainer.latest["precision"] > before + 0.1
     assert trainer.best["score"] == trainer.latest["precision"]
     checkpoint, _ = load_newest(tmp_path / "checkpoints")
     resumed = make()
-    resumed.restore(checkpoint)
-    for name, tensor in resumed.arrays().items():
-        np.testing.assert_array_equal(tensor, trainer.arrays()[name])
+    restore_trainer(resumed, checkpoint)
+    for name, tensor in collect_arrays(resumed).items():
+        np.testing.assert_array_equal(tensor, collect_arrays(trainer)[name])
 
 
 def test_an_objectives_own_parameters_have_roles():
