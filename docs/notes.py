@@ -32,7 +32,7 @@ from vitrail.models.layers import patchify
 from vitrail.models.zoo import find
 from vitrail.reports.colours import heat, reach_colours, sequential, signed
 from vitrail.reports.families import COLOURS
-from vitrail.reports.inspect.panels.walk_panel import class_path, colours_of
+from vitrail.reports.inspect.walkthrough_steps import apply_logit_lens, colour_by_components
 
 DOCS = Path(__file__).resolve().parent
 FIGURES = DOCS / "notes"
@@ -345,7 +345,7 @@ def hybrid() -> str:
     cells = [(clothes()[1][BOOT], "x", "28 x 28")]
     shown = sorted(tokens.std(dim=0).topk(4).indices.tolist())
     cells += [(heat((tokens[:, at] - tokens[:, at].min()).view(4, 4).numpy()), f"c{at}", "") for at in shown]
-    cells.append((colours_of(tokens, (4, 4)), "64", "16 tokens, 1 x 1"))
+    cells.append((colour_by_components(tokens, (4, 4)), "64", "16 tokens, 1 x 1"))
     return tiles("Feature maps of an untrained stem of convolutions: each place is a token", [cells], side=100)
 
 
@@ -436,7 +436,7 @@ def path() -> str:
     bundle = clothes()[0]
     rows = [
         (f"layer {one['layer']}", one["probability"], f"{one['probability']:.0%} (1. {bundle.labels[one['winner']]})")
-        for one in class_path(bundle.model, boot())
+        for one in apply_logit_lens(bundle.model, boot())
     ]
     return bars("The probability of ankle boot if each layer were the last", rows, most=1.0)
 
@@ -538,7 +538,7 @@ def norms() -> str:
 
 def states() -> str:
     names = ["tokens", *(f"blocks.{layer}" for layer in range(5))]
-    together = colours_of(np.concatenate([step(name)[1:] for name in names]), (7 * len(names), 7))
+    together = colour_by_components(np.concatenate([step(name)[1:] for name in names]), (7 * len(names), 7))
     cells = [(colours, f"z_{at}", "") for at, colours in enumerate(np.split(together, len(names)))]
     return tiles("The 49 patches after each layer: three principal components as colours", [cells], side=96)
 

@@ -29,7 +29,7 @@ def main() -> None:
         names=list(SHOWN),
         name="fashion",
         evidence=True,
-        others=list(clothes.images),
+        other_images=list(clothes.images),
     )
     SHOTS.mkdir(exist_ok=True)
     digits = open_data("digits").splits["test"].images

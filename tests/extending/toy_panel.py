@@ -15,7 +15,7 @@ from vitrail.reports.page_kit import figure
 class Brightness(Panel):
     """The mean grey of the shown images, from 0 to 255."""
 
-    words: ClassVar[Messages] = {
+    messages: ClassVar[Messages] = {
         "title": {"en": "Brightness", "ko": "밝기"},
         "grey": {"en": "mean grey", "ko": "평균 밝기"},
         "colour": {"en": "Images of family {family} are coloured.", "ko": "{family} 계열의 이미지에는 색이 있습니다."},
@@ -36,8 +36,8 @@ class Brightness(Panel):
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         if self.greys:
-            line = Line(self.label("grey"), range(len(self.greys)), self.greys, 0)
-            yield "brightness", line_chart([line], "image", self.label("grey"), dots=True)
+            line = Line(self.svg_label("grey"), range(len(self.greys)), self.greys, 0)
+            yield "brightness", line_chart([line], "image", self.svg_label("grey"), dots=True)
 
     def html(self, figures: Mapping[str, Figure]) -> str:
-        return figure(self.word("grey"), "0 - 255", str(figures["brightness"])) if self.greys else ""
+        return figure(self.t("grey"), "0 - 255", str(figures["brightness"])) if self.greys else ""

@@ -130,7 +130,7 @@ def inspect(
         name=subject.name,
         names=names,
         evidence=evidence,
-        others=() if data is None else sample_images(data, _MORE),
+        other_images=() if data is None else sample_images(data, _MORE),
         against=None if other is None else (other.name, other.bundle),
         layers=layers,
         heads=heads,

@@ -18,11 +18,11 @@ from vitrail.core.errors import UsageError
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
-from vitrail.reports.inspect.inspection_page import make_page, render_figures
+from vitrail.reports.inspect.inspection_page import render_figures, render_page
 from vitrail.reports.inspect.panel_results import compute_panels
-from vitrail.reports.inspect.panels.walk_panel import colours_of, walk
 from vitrail.reports.inspect.registry import PANELS
-from vitrail.reports.inspect.shared_messages import SHARED
+from vitrail.reports.inspect.shared_messages import SHARED_MESSAGES
+from vitrail.reports.inspect.walkthrough_steps import colour_by_components, follow_patch
 
 CLOTHES = open_data("fashion-40").splits["test"].images
 
@@ -33,22 +33,22 @@ def some(count):
 
 def page_of(found, version=0):
     """The page, with its panels' versions of this number (the first: everything), or their last."""
-    figures, versions = render_figures(found), [[panel, *panel.smaller()] for panel in found.panels.values()]
+    figures, versions = render_figures(found), [[panel, *panel.smaller_versions()] for panel in found.panels.values()]
     panels = [some[min(version, len(some) - 1)] for some in versions]
-    return make_page(found, {panel: panel.html(figures) for panel in panels})
+    return render_page(found, {panel: panel.html(figures) for panel in panels})
 
 
 def test_colours_tell_places_apart():
     features = np.zeros((4, 5))
     features[3, 2] = 1
-    shown = colours_of(features, (2, 2))
+    shown = colour_by_components(features, (2, 2))
     assert shown.shape == (2, 2, 3)
     assert shown[1, 1, 0] != shown[0, 0, 0]
 
 
 @pytest.fixture(scope="module")
 def found():
-    return compute_panels(vitrail.load("fashion"), some(4), name="fashion", evidence=True, others=some(16)[4:])
+    return compute_panels(vitrail.load("fashion"), some(4), name="fashion", evidence=True, other_images=some(16)[4:])
 
 
 def test_everything_is_in_the_numbers(found, tmp_path):
@@ -142,14 +142,14 @@ def test_a_model_that_predicts_pixels_has_no_answer(tmp_path):
 
 
 def test_every_word_is_in_both_languages():
-    for words in (SHARED, *(PANELS[name].words for name in PANELS)):
+    for words in (SHARED_MESSAGES, *(PANELS[name].messages for name in PANELS)):
         for name, sentence in words.items():
             assert sentence.keys() == {"en", "ko"}, name
             fields = [set(re.findall(r"{(\w+)}", text)) for text in sentence.values()]
             assert fields[0] == fields[1], name
     for name in PANELS:
-        assert "title" in PANELS[name].words
-        assert not PANELS[name].words.keys() & SHARED.keys()
+        assert "title" in PANELS[name].messages
+        assert not PANELS[name].messages.keys() & SHARED_MESSAGES.keys()
 
 
 def test_a_page_that_would_be_too_large_keeps_less(found, monkeypatch, tmp_path):
@@ -176,7 +176,7 @@ def test_two_bundles_are_compared_layer_by_layer():
     model = redraw(vitrail.create("ViT-Micro/4", resolution=28, classes=10, channels=1), std=0.1)
     other = vitrail.Bundle(model=model, preprocess=bundle.preprocess)
     found = compute_panels(bundle, some(16), against=("tiny", other))
-    comparison = found.panels["layers"].comparison
+    comparison = found.panels["layers"].similarity
     assert comparison.table.shape == (bundle.model.config.depth, 6)
     assert comparison.against == "tiny"
     assert comparison.images == 16
@@ -210,7 +210,7 @@ def test_layers_and_heads_are_chosen(tmp_path):
     without = vitrail.Bundle(
         model=vitrail.create("ResNet-Nano"), preprocess=Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
     )
-    with pytest.raises(UsageError, match="it has no attention"):
+    with pytest.raises(UsageError, match="which has no attention"):
         compute_panels(without, some(1), layers=[0])
 
 
@@ -241,8 +241,8 @@ def test_one_patch_has_nothing_to_compare(tmp_path):
 
 
 def test_a_image_that_is_given_twice_counts_once():
-    found = compute_panels(vitrail.load("fashion"), some(2), others=some(20))
-    assert found.panels["layers"].comparison.images == 20
+    found = compute_panels(vitrail.load("fashion"), some(2), other_images=some(20))
+    assert found.panels["layers"].similarity.images == 20
     assert found.to_json()["measured_on"] == 20
 
 
@@ -291,7 +291,7 @@ def test_half_the_precision_is_enough():
 )
 def test_the_walk_names_the_equations_of_this_model(changes, block, read):
     model = vitrail.create("ViT-Nano/7", **changes).eval()
-    steps = {step.key: step for step in walk(model, vitrail.look(model, torch.rand(1, 1, 28, 28)), 0)}
+    steps = {step.key: step for step in follow_patch(model, vitrail.look(model, torch.rand(1, 1, 28, 28)), 0)}
     assert steps["blocks.0"].equation == block
     assert (steps["pooled"].equation, steps["logits"].equation) == read
     assert steps["logits"].shape == (10,)

@@ -12,7 +12,7 @@ import vitrail
 from tests.reports.inspect.pages import write_page
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
-from vitrail.reports.inspect.inspection_page import make_page, render_figures
+from vitrail.reports.inspect.inspection_page import render_figures, render_page
 from vitrail.reports.inspect.panel_results import compute_panels
 
 EVIL = '<img src=x onerror="document.title=1">'
@@ -27,7 +27,7 @@ def found():
         CLOTHES[:2],
         names=names,
         evidence=True,
-        others=CLOTHES[2:20],
+        other_images=CLOTHES[2:20],
         against=("another", vitrail.load("fashion")),
     )
 
@@ -118,7 +118,7 @@ def test_another_image_is_chosen(opened, found):
     assert page.locator("[data-image='1']").first.is_visible()
     page.wait_for_function("$('stage').firstChild.className.includes('p1')")
     assert shown(page) != before
-    assert page.locator("#stage").get_attribute("aria-label") == found.context.names[1]
+    assert page.locator("#stage").get_attribute("aria-label") == found.context.image_names[1]
 
 
 def test_the_page_speaks_korean(opened):
@@ -158,7 +158,7 @@ def contrast(one, other):
 def test_names_stay_text_in_a_browser(opened):
     bundle = vitrail.load("fashion")
     bundle = dataclasses.replace(bundle, labels=[f"{EVIL}{label}" for label in bundle.labels])
-    settings = {"name": EVIL, "names": [EVIL, EVIL], "others": CLOTHES[2:20], "against": (EVIL, bundle)}
+    settings = {"name": EVIL, "names": [EVIL, EVIL], "other_images": CLOTHES[2:20], "against": (EVIL, bundle)}
     page = opened(compute_panels(bundle, CLOTHES[:2], **settings))
     assert EVIL in page.locator("#layers").inner_text()
     assert page.title().startswith("Inside ")
@@ -176,11 +176,11 @@ def test_a_small_page_says_what_it_left_out(opened, found, monkeypatch):
 
 def test_head_means_follow_the_pointer_on_a_middling_page(opened, found, monkeypatch):
     attention = found.panels["attention"]
-    assert [panel.detail for panel in attention.smaller()][1] == "means"
-    figures, panels = render_figures(found), [[panel, *panel.smaller()] for panel in found.panels.values()]
+    assert [panel.detail for panel in attention.smaller_versions()][1] == "means"
+    figures, panels = render_figures(found), [[panel, *panel.smaller_versions()] for panel in found.panels.values()]
     contents = {some[min(2, len(some) - 1)]: "" for some in panels}
     contents = {panel: panel.html(figures) for panel in contents}
-    monkeypatch.setattr("vitrail.reports.inspect.inspection_page.LIMIT", len(make_page(found, contents).encode()))
+    monkeypatch.setattr("vitrail.reports.inspect.inspection_page.LIMIT", len(render_page(found, contents).encode()))
     page = opened()
     config = found.context.model.config
     assert page.locator(".cell").count() == config.depth * config.heads

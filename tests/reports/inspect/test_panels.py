@@ -53,8 +53,12 @@ def test_a_panel_may_leave_everything_out():
     """Whatever a class does not answer is empty: nothing is observed, written or shown."""
     panel = Panel("nothing", InspectionContext(vitrail.load("fashion"), "fashion", CLOTHES, ["a", "b", "c"]))
     panel.finish()
-    assert not any([panel.numbers(), panel.layer_numbers(0), panel.image_numbers(0), panel.arrays(), panel.data()])
-    assert not any([*panel.figures(), *panel.smaller(), *panel.absences(), panel.html({}), panel.least_bytes()])
+    assert not any(
+        [panel.numbers(), panel.layer_numbers(0), panel.image_numbers(0), panel.arrays(), panel.script_data()]
+    )
+    assert not any(
+        [*panel.figures(), *panel.smaller_versions(), *panel.missing_parts(), panel.html({}), panel.min_bytes()]
+    )
 
 
 def test_a_panel_that_does_not_apply_says_why(toys, tmp_path):
@@ -70,8 +74,8 @@ def test_a_panel_that_does_not_apply_says_why(toys, tmp_path):
 
 def test_a_panel_brings_its_script_and_its_data(toys, monkeypatch, tmp_path):
     monkeypatch.setattr(toys, "script", "document.title = data.title;", raising=False)
-    monkeypatch.setattr(toys, "data", lambda self: {"title": "<b>"}, raising=False)
-    monkeypatch.setitem(toys.words, "grey", {"en": "only English"})
+    monkeypatch.setattr(toys, "script_data", lambda self: {"title": "<b>"}, raising=False)
+    monkeypatch.setitem(toys.messages, "grey", {"en": "only English"})
     write_page(compute_panels(vitrail.load("fashion"), CLOTHES[:1], layers=[0], heads=[0]), tmp_path / "out")
     text = (tmp_path / "out" / "index.html").read_text()
     assert '((data) => {\ndocument.title = data.title;})(pageData["brightness"]);' in text

@@ -22,10 +22,10 @@ from vitrail.models.layers import TokenBatchNorm
 from vitrail.models.walkthrough import walkthrough_of
 from vitrail.reports.equations import symbols, typeset
 from vitrail.reports.inspect.packing import pack
-from vitrail.reports.inspect.panel import place_in
+from vitrail.reports.inspect.panel import position_in_grid
 from vitrail.reports.inspect.panel_results import compute_panels
-from vitrail.reports.inspect.panels.walk_panel import class_path, walk
-from vitrail.reports.inspect.shared_messages import SYMBOLS
+from vitrail.reports.inspect.shared_messages import SYMBOL_MEANINGS
+from vitrail.reports.inspect.walkthrough_steps import apply_logit_lens, follow_patch
 
 CLOTHES = open_data("fashion-40").splits["test"].images
 KINDS = [
@@ -53,7 +53,7 @@ def test_the_walk_of_every_family_shows_the_models_own_numbers(name, changes):
     seen = vitrail.look(model, image)
     grid = model.config.grid or (1, 1)
     patch = grid[0] * grid[1] - 2 if grid != (1, 1) else 0
-    steps = {step.key: step for step in walk(model, seen, patch)}
+    steps = {step.key: step for step in follow_patch(model, seen, patch)}
     assert next(iter(steps)) == "picture"
     assert list(steps)[-2:] == ["pooled", "logits"]
     np.testing.assert_array_equal(steps["pooled"].vector, seen.steps["pooled"][0].numpy())
@@ -64,7 +64,7 @@ def test_the_walk_of_every_family_shows_the_models_own_numbers(name, changes):
             with torch.no_grad():
                 (features,) = model.feature_maps(image, [layer], normalise=False)
             rows, columns = features.shape[2:]
-            row, column = divmod(place_in(patch, grid, (rows, columns)), columns)
+            row, column = divmod(position_in_grid(patch, grid, (rows, columns)), columns)
             vector = features[0, :, row, column].numpy()
             assert step.norms[row, column] == pytest.approx(np.linalg.norm(vector), rel=1e-5)
             assert step.colours.shape == (rows, columns, 3)
@@ -84,16 +84,16 @@ def test_a_walk_without_classes_ends_with_what_the_model_returns():
         ({}, [("blocks.3", "block"), ("pooled", "pooled-last")]),
     ):
         model, image = kind("ViT-Nano/7", {"classes": 0, **changes})
-        steps = walk(model, vitrail.look(model, image), 0)
-        assert [(step.key, step.sentence) for step in steps[-2:]] == ends
+        steps = follow_patch(model, vitrail.look(model, image), 0)
+        assert [(step.key, step.message) for step in steps[-2:]] == ends
         with torch.no_grad():
             np.testing.assert_allclose(steps[-1].vector, model(image)[0].numpy(), atol=1e-6)
 
 
 def test_a_place_of_another_grid_is_at_the_centre():
-    assert [place_in(patch, (2, 2), (4, 4)) for patch in range(4)] == [5, 7, 13, 15]
-    assert [place_in(patch, (4, 4), (2, 2)) for patch in (0, 3, 12, 15)] == [0, 1, 2, 3]
-    assert [place_in(patch, (3, 5), (3, 5)) for patch in range(15)] == list(range(15))
+    assert [position_in_grid(patch, (2, 2), (4, 4)) for patch in range(4)] == [5, 7, 13, 15]
+    assert [position_in_grid(patch, (4, 4), (2, 2)) for patch in (0, 3, 12, 15)] == [0, 1, 2, 3]
+    assert [position_in_grid(patch, (3, 5), (3, 5)) for patch in range(15)] == list(range(15))
 
 
 def test_colours_mean_the_same_in_every_step():
@@ -105,7 +105,7 @@ def test_colours_mean_the_same_in_every_step():
             for linear in (block.attn.proj, block.mlp.fc2):
                 torch.nn.init.zeros_(linear.weight)
                 torch.nn.init.zeros_(linear.bias)
-    steps = {step.key: step for step in walk(model, vitrail.look(model, image), 0)}
+    steps = {step.key: step for step in follow_patch(model, vitrail.look(model, image), 0)}
     assert np.array_equal(steps["blocks.0"].colours, steps["blocks.3"].colours)
     assert not np.array_equal(steps["tokens"].colours, steps["blocks.0"].colours)
     assert steps["tokens"].scale == steps["blocks.3"].scale
@@ -114,7 +114,7 @@ def test_colours_mean_the_same_in_every_step():
 def test_the_mixer_shows_both_of_its_halves():
     model, image = kind("Mixer-Nano/7", {})
     seen = vitrail.look(model, image)
-    steps = {step.key: step for step in walk(model, seen, 5)}
+    steps = {step.key: step for step in follow_patch(model, seen, 5)}
     block = model.blocks[1]
     with torch.no_grad():
         entering = seen.steps["blocks.0"]
@@ -128,7 +128,7 @@ def test_the_mixer_shows_both_of_its_halves():
 def test_the_last_layer_of_the_lens_is_the_answer(name, changes):
     model, image = kind(name, changes)
     seen = vitrail.look(model, image)
-    path = class_path(model, seen, labels=list("abcdefghij"))
+    path = apply_logit_lens(model, seen, labels=list("abcdefghij"))
     shares = seen.logits[0].softmax(-1)
     assert [row["layer"] for row in path] == list(range(model.config.depth))
     assert path[-1]["probability"] == pytest.approx(float(shares.max()), abs=1e-5)
@@ -149,7 +149,7 @@ def test_every_equation_is_typeset_and_its_symbols_are_explained(name, changes):
         assert ElementTree.fromstring(markup.replace("&times;", "x").replace("&prime;", "'")).tag == "div"
         for symbol in symbols(equation):
             base = symbol.partition("_")[0]
-            known = {symbol, base, base.rstrip("'")} & (SYMBOLS.keys() | {"sqrt", "argmin", "sum"})
+            known = {symbol, base, base.rstrip("'")} & (SYMBOL_MEANINGS.keys() | {"sqrt", "argmin", "sum"})
             assert known, (equation, symbol)
 
 
@@ -163,7 +163,7 @@ def test_equations_are_what_they_say():
 
 
 def test_words_of_symbols_are_in_both_languages():
-    assert {tuple(sentence) for sentence in SYMBOLS.values()} == {("en", "ko")}
+    assert {tuple(sentence) for sentence in SYMBOL_MEANINGS.values()} == {("en", "ko")}
 
 
 def test_packed_numbers_come_back():
@@ -205,9 +205,9 @@ def test_the_followed_patch_is_chosen(call, tmp_path):
 
 
 def test_a_family_without_places_follows_nothing():
-    with pytest.raises(UsageError, match="Patch must not be given for family mlp"):
+    with pytest.raises(UsageError, match="Patch must be omitted for family mlp"):
         vitrail.inspect("MLP-Nano", CLOTHES[:1], patch=(0, 0))
-    with pytest.raises(UsageError, match="Inside must not be given for family resnet"):
+    with pytest.raises(UsageError, match="Inside must be omitted for family resnet"):
         vitrail.inspect("ResNet-Nano", CLOTHES[:1], inside=[0])
 
 
@@ -282,7 +282,7 @@ def test_only_the_layers_that_are_asked_for_are_opened(monkeypatch):
         return original(model, images, **settings)
 
     monkeypatch.setattr("vitrail.reports.inspect.panel_results.look", watched)
-    compute_panels(vitrail.load("fashion"), CLOTHES[:2], others=CLOTHES[2:4], inside=[0, -1])
+    compute_panels(vitrail.load("fashion"), CLOTHES[:2], other_images=CLOTHES[2:4], inside=[0, -1])
     assert opened == [{0, 4}, {0, 4}, set(), set()]
 
 

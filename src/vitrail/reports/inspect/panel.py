@@ -1,7 +1,8 @@
-"""The interface of panels of `vitrail inspect`.
+"""Base class of the panels of `vitrail inspect`, and the data that all panels share.
 
-A panel is one class in one file and one line in `registry.py` (or an entry point `panel.NAME` in another package).
-`compute_panels` creates each panel and passes it every image once; `page` writes the results.
+A panel is one section of the page: one class in its own module, and one line in `registry.py` (in another package, an
+entry point `panel.NAME`). `compute_panels` creates each panel and passes it the activations of every image.
+`inspection_page` writes the results.
 """
 
 import dataclasses
@@ -26,11 +27,11 @@ from vitrail.models.activations import Activations
 from vitrail.models.base import AnyModel, Layout
 from vitrail.models.walkthrough import Walkthrough, walkthrough_of
 from vitrail.reports.equations import symbols, typeset
-from vitrail.reports.inspect.shared_messages import SHARED, SYMBOLS
+from vitrail.reports.inspect.shared_messages import SHARED_MESSAGES, SYMBOL_MEANINGS
 from vitrail.reports.translations import translate
 
 Figure = np.ndarray | str
-"""Pixels, uint8 (h, w, 3), written as PNG; or an SVG element, written as SVG."""
+"""Pixels, uint8 (h, w, 3), written as PNG; or an SVG element as text, written as SVG."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,41 +41,44 @@ class InspectionContext:
     bundle: Bundle
     name: str
     """Name of the bundle on the page."""
-    shown: Sequence[ImageLike]
-    """The images of the page."""
-    names: Sequence[str]
-    """Their names."""
-    others: Sequence[ImageLike] = ()
-    """More images, for results that need many."""
+    page_images: Sequence[ImageLike]
+    """Images shown on the page."""
+    image_names: Sequence[str]
+    """Names of the page images."""
+    other_images: Sequence[ImageLike] = ()
+    """Images that are not shown, for statistics that need many images."""
     layers: Sequence[int] | None = None
-    """Layers whose attention is shown, from 0 or from the end (-1); default all."""
+    """Layers whose attention is shown, from 0 or from the end (-1). None: all."""
     heads: Sequence[int] | None = None
-    """The same for heads."""
+    """Heads whose attention is shown, from 0 or from the end (-1). None: all."""
     evidence: bool = False
     """Whether to compute panels that need hundreds of forward passes."""
     against: tuple[str, Bundle] | None = None
-    """Another bundle, with its name, to compare layers with."""
+    """Name and bundle of another model, to compare layers with."""
     seed: int = 0
     patch: Pair | None = None
-    """Row and column of the followed patch, from 0; default: the one at the centre."""
+    """Row and column of the followed patch, from 0. None: the patch at the centre."""
     inside: Sequence[int] | None = None
-    """Layers that are shown step by step; default: the first, the middle and the last."""
+    """Layers shown step by step. None: the first, the middle and the last."""
     snapshots: Sequence[tuple[int, Path]] = ()
-    """The model during its training: steps, and the folders of bundles."""
+    """Snapshots of the training: (step, folder of the bundle)."""
 
     @property
     def grid(self) -> Pair:
-        """Rows and columns of the places that can be followed; (1, 1) for a family without places."""
+        """Rows and columns of the positions that can be followed. (1, 1) for a family without positions."""
         return self.model.config.grid or (1, 1)
 
     @functools.cached_property
     def followed(self) -> int | None:
-        """The followed patch, counted row by row; None for a family without places."""
+        """Raster index of the followed patch. None for a family without positions.
+
+        Raise UsageError if `patch` is outside the grid.
+        """
         rows, columns = self.grid
         if self.model.config.grid is None:
             if self.patch is not None:
                 raise UsageError(
-                    f"Patch must not be given for family {self.model.config.family}: its layers have no places."
+                    f"Patch must be omitted for family {self.model.config.family}, whose layers have no positions."
                 )
             return None
         row, column = self.patch or (rows // 2, columns // 2)
@@ -86,7 +90,7 @@ class InspectionContext:
 
     @property
     def labels(self) -> Sequence[str]:
-        """The names of the classes; their numbers if they have none."""
+        """Class names, or class indices as text if the bundle has no names."""
         return self.bundle.labels or tuple(map(str, range(self.model.config.classes)))
 
     @property
@@ -101,213 +105,218 @@ class InspectionContext:
 
     @functools.cached_property
     def layout(self) -> Layout | None:
-        """Layout of the tokens; None for a model without attention between patches, or with a single patch."""
-        found = self.model.layout()
-        return None if found is not None and found.grid == (1, 1) else found
+        """Layout of the tokens. None for a model without attention between patches, or with a single patch."""
+        layout = self.model.layout()
+        return None if layout is not None and layout.grid == (1, 1) else layout
 
     @functools.cached_property
-    def _decoded(self) -> list[tuple[ImageLike, np.ndarray]]:
-        """Every image with its crop, the shown ones first; duplicates among the others are left out."""
+    def _crops(self) -> list[tuple[ImageLike, np.ndarray]]:
+        """Every image with its crop, page images first. Other images that equal a page image are left out."""
         crop = self.bundle.preprocess.crop
-        shown = [(image, crop(image)) for image in self.shown]
-        same = {pixels.tobytes() for _, pixels in shown}
-        others = ((image, crop(image)) for image in self.others)
-        return shown + [(image, pixels) for image, pixels in others if pixels.tobytes() not in same]
+        page_crops = [(image, crop(image)) for image in self.page_images]
+        page_bytes = {pixels.tobytes() for _, pixels in page_crops}
+        other_crops = ((image, crop(image)) for image in self.other_images)
+        return page_crops + [(image, pixels) for image, pixels in other_crops if pixels.tobytes() not in page_bytes]
 
     @property
     def sources(self) -> list[ImageLike]:
-        """Every image as it was given, the shown ones first."""
-        return [image for image, _ in self._decoded]
+        """Every image before cropping, page images first."""
+        return [image for image, _ in self._crops]
 
     def pixels(self, number: int) -> np.ndarray:
-        """A shown image, cropped for the model, uint8 (H, W, C)."""
-        return self._decoded[number][1]
+        """Return a page image, cropped for the model, uint8 (H, W, C)."""
+        return self._crops[number][1]
 
     @functools.cached_property
     def images(self) -> Tensor:
-        """Every image, preprocessed, the shown ones first."""
-        return prepare(self.bundle, [pixels for _, pixels in self._decoded])
+        """Every image, preprocessed (B, C, H, W), page images first."""
+        return make_batch(self.bundle, [pixels for _, pixels in self._crops])
 
     def why_no_attention(self) -> str | None:
-        """Name of the sentence why there is no attention between patches; None if there is."""
+        """Return the name of the message why there is no attention between patches. None if there is."""
         if self.layout is not None:
             return None
         return "no-attention" if self.model.layout() is None else "one-patch"
 
     def why_no_prediction(self) -> str | None:
-        """Name of the sentence why the model predicts no class; None if it does."""
+        """Return the name of the message why the model predicts no class. None if it does."""
         if not self.model.config.classifies:
             return f"predicts-{self.model.config.predicts}"
         return None if self.bundle.parts.classifies else "no-classes"
 
 
-def prepare(bundle: Bundle, crops: Sequence[np.ndarray]) -> Tensor:
-    """Crops as a batch for the model, on its device and in its dtype."""
+def make_batch(bundle: Bundle, crops: Sequence[np.ndarray]) -> Tensor:
+    """Return crops, uint8 (H, W, C), as a batch (B, C, H, W) on the device and in the dtype of the model."""
     weight = next(bundle.model.parameters())
     pixels = torch.from_numpy(np.stack(crops)).to(weight.device)
     return bundle.preprocess.scale(pixels).to(weight.dtype)
 
 
-def place_in(patch: int, grid: Pair, other: Pair) -> int:
-    """The place of a finer or coarser grid at the centre of a patch, both counted row by row."""
+def position_in_grid(patch: int, grid: Pair, other_grid: Pair) -> int:
+    """Return the raster index, in a finer or coarser grid, of the cell at the centre of a patch."""
     row, column = divmod(patch, grid[1])
-    down, across = ((2 * at + 1) * many // (2 * few) for at, few, many in zip((row, column), grid, other, strict=True))
-    return down * other[1] + across
+    other_row, other_column = (
+        (2 * index + 1) * other_count // (2 * count)
+        for index, count, other_count in zip((row, column), grid, other_grid, strict=True)
+    )
+    return other_row * other_grid[1] + other_column
 
 
 class Panel:
-    """One section of the page, with its numbers, figures and sentences. Methods that a subclass does not define return
-    nothing."""
+    """One section of the page, with its numbers, figures and messages. Every method has an empty default."""
 
-    words: ClassVar[Messages] = {}
-    """Its sentences; `title` is its heading. Those it lacks are looked up in `words.toml`."""
+    messages: ClassVar[Messages] = {}
+    """Messages of the panel. `title` is its heading. Missing ones are looked up in `shared_messages.toml`."""
     script: ClassVar[str] = ""
-    """JavaScript that the page runs for it; `data` there is what `data()` returns here."""
-    sees_others: ClassVar[bool] = False
-    """Whether `observe` gets all images, not only the shown ones."""
+    """JavaScript of the panel. It reads the value of `script_data()` as `data`."""
+    needs_other_images: ClassVar[bool] = False
+    """Whether `record` is called for all images or only for the page images."""
 
     def __init__(self, name: str, context: InspectionContext) -> None:
-        """Refuse impossible options here, before any image is decoded."""
+        """Subclasses check their options here, before any image is decoded."""
         self.name, self.context = name, context
 
     @property
     def notice(self) -> str:
-        """Name of the sentence that says what to notice; empty for none."""
-        return "notice" if "notice" in self.words else ""
+        """Name of the message that says what to notice. Empty for none."""
+        return "notice" if "notice" in self.messages else ""
 
     @property
-    def opens(self) -> frozenset[int]:
-        """Layers whose every step it observes: `look(..., inside=...)` records those alone."""
+    def inside_layers(self) -> frozenset[int]:
+        """Layers whose every step the panel reads. They are recorded by `look(..., inside=...)`."""
         return frozenset()
 
     def why_absent(self) -> str | None:
-        """Name of the sentence why this panel does not apply to the model; then nothing is computed. None if it
-        applies."""
+        """Return the name of the message why the panel does not apply to the model. None if it applies.
+
+        A panel that does not apply computes nothing.
+        """
         return None
 
     def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
-        """Record what is needed of one image and of the result of `look` for it."""
+        """Store results of one image. `activations` is the result of `look` for it."""
 
     def finish(self) -> None:
-        """Compute what needs all images, or none, after the last one."""
+        """Compute results of all images together. Called once, after the last image."""
 
     def numbers(self) -> dict[str, Any]:
-        """Entries of `inspect.json`."""
+        """Return entries for `inspect.json`."""
         return {}
 
     def layer_numbers(self, layer: int) -> dict[str, Any]:
-        """Entries of a layer in `inspect.json`."""
+        """Return entries for a layer in `inspect.json`."""
         return {}
 
     def image_numbers(self, number: int) -> dict[str, Any]:
-        """Entries of a shown image in `inspect.json`."""
+        """Return entries for a page image in `inspect.json`."""
         return {}
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
-        """Its figures, by the names of their files."""
+        """Yield figures as (file name without suffix, figure)."""
         yield from ()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Its entries of `arrays.npz`."""
+        """Return entries for `arrays.npz`."""
         return {}
 
     def html(self, figures: Mapping[str, Figure]) -> str:
-        """Its section below the heading, from its figures; empty for no section."""
+        """Return the section below its heading. Empty for no section."""
         return ""
 
-    def data(self) -> dict[str, Any]:
-        """What its script reads."""
+    def script_data(self) -> dict[str, Any]:
+        """Return the JSON data of the script."""
         return {}
 
-    def least_bytes(self) -> int:
-        """Lower bound of its size on the page, as far as it is known before writing."""
+    def min_bytes(self) -> int:
+        """Return a lower bound of the section's size, without rendering it."""
         return 0
 
-    def smaller(self) -> Iterator[Self]:
-        """Yield smaller versions of the panel, for a page that would be too large."""
+    def smaller_versions(self) -> Iterator[Self]:
+        """Yield versions of the panel with less content, for a page that would be too large."""
         yield from ()
 
-    def absences(self) -> Iterator[tuple[str, str, str]]:
-        """Missing parts of this panel: the name of the part, and the names of its title and of the sentence why."""
-        if (why := self.why_absent()) is not None:
-            yield self.name, "title", why
+    def missing_parts(self) -> Iterator[tuple[str, str, str]]:
+        """Yield parts that do not apply: (name of the part, message name of its title, message name of the reason)."""
+        if (reason := self.why_absent()) is not None:
+            yield self.name, "title", reason
 
-    def fields(self) -> dict[str, Any]:
-        """Values for the placeholders in the sentences why something is missing."""
+    def message_fields(self) -> dict[str, Any]:
+        """Return values for the placeholders of messages about missing parts."""
         config, provenance = self.context.model.config, self.context.bundle.provenance
         return {"family": config.family, "objective": provenance.get("objective", "")}
 
-    # What panels build their sections from.
+    # Helpers for subclasses
 
-    def word(self, name: str, tag: str = "span", **fields: Any) -> Html:
-        """One of its sentences, or of those of the family's walkthrough, in both languages."""
-        return translate(name, tag, messages={**SHARED, **self.context.walkthrough.messages, **self.words}, **fields)
+    def t(self, name: str, tag: str = "span", **fields: Any) -> Html:
+        """Return a message of the panel, of the walkthrough or of all panels, in both languages."""
+        messages = {**SHARED_MESSAGES, **self.context.walkthrough.messages, **self.messages}
+        return translate(name, tag, messages=messages, **fields)
 
-    def say(self, name: str, **fields: Any) -> Html:
-        """The same as a paragraph."""
-        return self.word(name, "p", **fields)
+    def paragraph(self, name: str, **fields: Any) -> Html:
+        """Return a message as a paragraph."""
+        return self.t(name, "p", **fields)
 
-    def label(self, name: str) -> Html:
-        """The same inside an SVG element."""
-        return self.word(name, "tspan")
+    def svg_label(self, name: str) -> Html:
+        """Return a message for use inside an SVG text."""
+        return self.t(name, "tspan")
 
     def english(self, name: str, **fields: Any) -> str:
-        """The same in English, as plain text."""
-        return {**SHARED, **self.words}[name]["en"].format(**fields)
+        """Return a message as plain English text."""
+        return {**SHARED_MESSAGES, **self.messages}[name]["en"].format(**fields)
 
-    def symbols(self, equation: str) -> Html:
-        """What the symbols of an equation mean, to unfold."""
-        known = []
-        for name in symbols(equation):
-            base = name.partition("_")[0]
-            explained = next((one for one in (name, base, base.rstrip("'")) if one in SYMBOLS), None)
-            if explained is not None:
-                known.append((explained, name if explained == name else base))
+    def symbol_list(self, equation: str) -> Html:
+        """Return a folded list of the meanings of an equation's symbols."""
+        meanings = {}
+        for symbol in symbols(equation):
+            base = symbol.partition("_")[0]
+            entry = next((name for name in (symbol, base, base.rstrip("'")) if name in SYMBOL_MEANINGS), None)
+            if entry is not None:
+                meanings[entry] = symbol if entry == symbol else base
         rows = "".join(
-            f"<dt>{typeset(shown)}</dt><dd>{translate(explained, messages=SYMBOLS)}</dd>"
-            for explained, shown in dict(known).items()
+            f"<dt>{typeset(symbol)}</dt><dd>{translate(entry, messages=SYMBOL_MEANINGS)}</dd>"
+            for entry, symbol in meanings.items()
         )
-        return Html(f'<details class="symbols"><summary>{self.word("symbols")}</summary><dl>{rows}</dl></details>')
+        return Html(f'<details class="symbols"><summary>{self.t("symbols")}</summary><dl>{rows}</dl></details>')
 
-    def each(self, number: int, content: str) -> str:
-        """A part that is visible while this image is selected."""
+    def block_for_image(self, number: int, content: str) -> str:
+        """Return HTML that is visible only while this page image is selected."""
         return f'<div data-image="{number}">{content}</div>'
 
-    def photo(self, number: int, inside: str = "", *, attributes: str = 'class="photo" role="img"') -> Html:
-        """A shown image, with elements over it. Its pixels are in the page once, as the background `p{number}`."""
+    def photo(self, number: int, overlay: str = "", *, attributes: str = 'class="photo" role="img"') -> Html:
+        """Return a page image with HTML elements over it. The pixels are the background of the class `p{number}`."""
         height, width = self.context.pixels(number).shape[:2]
         return Html(
-            f'<div style="aspect-ratio: {width} / {height}" aria-label="{escape(self.context.names[number])}"'
-            f' {attributes}><div class="under p{number}"></div>{inside}</div>'
+            f'<div style="aspect-ratio: {width} / {height}" aria-label="{escape(self.context.image_names[number])}"'
+            f' {attributes}><div class="under p{number}"></div>{overlay}</div>'
         )
 
-    def overlay(self, number: int, colours: Figure) -> Html:
-        """A map over a shown image."""
-        inside = f'<img class="heat" src="{_address(colours)}" alt="">'
-        return self.photo(number, inside, attributes='class="photo laid" role="img"')
+    def photo_with_map(self, number: int, colours: Figure) -> Html:
+        """Return a page image with a map over it."""
+        overlay = f'<img class="heat" src="{_data_url(colours)}" alt="">'
+        return self.photo(number, overlay, attributes='class="photo laid" role="img"')
 
 
-def wide_image(pixels: Figure, text: str) -> str:
-    """A figure across its section, with a text that says what it shows."""
-    return f'<img class="wide" src="{_address(pixels)}" alt="{escape(text)}">'
+def wide_image(pixels: Figure, alt_text: str) -> str:
+    """Return a figure as an image of the full width of its section."""
+    return f'<img class="wide" src="{_data_url(pixels)}" alt="{escape(alt_text)}">'
 
 
-def _address(pixels: Figure) -> str:
+def _data_url(pixels: Figure) -> str:
     assert isinstance(pixels, np.ndarray)
     return image_data_url(pixels)
 
 
 def rgb(pixels_HWC: np.ndarray) -> np.ndarray:
-    """The channels to show: the first three, otherwise the first."""
+    """Return the displayed channels: the first three, or the first if there are fewer."""
     return pixels_HWC[..., :3] if pixels_HWC.shape[2] >= 3 else pixels_HWC[..., :1]
 
 
 def interval(values: np.ndarray) -> list[float] | None:
-    """The 95 % interval of a mean for `inspect.json`; None for a single value."""
+    """Return the 95 % interval of the mean for `inspect.json`. None for a single value."""
     ends = mean_interval(values.tolist())
     return None if ends is None else list(ends)
 
 
 def rounded(table: np.ndarray) -> list[list[float]]:
-    """An array as nested lists of rounded numbers for `inspect.json`."""
+    """Return a 2-D array as nested lists of rounded numbers for `inspect.json`."""
     return [[round(float(value), 6) for value in row] for row in table]

@@ -1,4 +1,4 @@
-"""Computes all panels of `vitrail inspect` for a bundle and some images."""
+"""Compute all panels of `vitrail inspect` for a bundle and its images."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,21 +17,21 @@ from vitrail.models.device import evaluating
 from vitrail.reports.inspect.panel import InspectionContext, Panel
 from vitrail.reports.inspect.registry import PANELS
 
-MOST = 32
+MAX_IMAGES = 32
 """Largest number of images on one page."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PanelResults:
-    """The result of inspecting a bundle on some images."""
+    """All panels of an inspection, after they have recorded every image."""
 
     context: InspectionContext
     panels: Mapping[str, Panel]
-    """By name, in the order of the page; absent ones are empty and give the reason."""
+    """Panels by name, in the order of the page. A panel that does not apply is empty and gives the reason."""
     measured_on: int
-    """Number of images that panels observed."""
+    """Number of images that were passed through the model."""
     notes: Sequence[str] = ()
-    """Why panels of other packages could not be loaded."""
+    """Errors of panels of other packages that could not be loaded."""
 
     @property
     def is_trained(self) -> bool:
@@ -39,36 +39,39 @@ class PanelResults:
         return self.context.bundle.is_trained
 
     def to_json(self) -> dict[str, Any]:
-        """The content of `inspect.json`: all numbers of all panels."""
+        """Return the content of `inspect.json`: the numbers of all panels."""
         config, panels = self.context.model.config, self.panels.values()
         layers = [{"layer": layer} for layer in range(config.depth)]
-        images = [{"file": name} for name in self.context.names]
+        images = [{"file": name} for name in self.context.image_names]
         document = {
             "bundle": self.context.name,
             "model": {"family": config.family, **config.to_json()},
             "trained": self.is_trained,
             "measured_on": self.measured_on,
-            "layers": [join([row, *(panel.layer_numbers(row["layer"]) for panel in panels)]) for row in layers],
+            "layers": [
+                merge_entries([entry, *(panel.layer_numbers(entry["layer"]) for panel in panels)]) for entry in layers
+            ],
             "pictures": [
-                join([row, *(panel.image_numbers(number) for panel in panels)]) for number, row in enumerate(images)
+                merge_entries([entry, *(panel.image_numbers(number) for panel in panels)])
+                for number, entry in enumerate(images)
             ],
         }
         absent = [
-            {"panel": part, "reason": panel.english(why, **panel.fields())}
+            {"panel": part, "reason": panel.english(reason, **panel.message_fields())}
             for panel in panels
-            for part, _, why in panel.absences()
+            for part, _, reason in panel.missing_parts()
         ]
-        return join([document, *(panel.numbers() for panel in panels), {"absent": absent}])
+        return merge_entries([document, *(panel.numbers() for panel in panels), {"absent": absent}])
 
 
-def join(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the mappings of several panels, whose keys must be distinct."""
-    joined: dict[str, Any] = {}
-    for part in parts:
-        if taken := sorted(joined.keys() & part.keys()):
-            raise VitrailError(f"Names that a panel writes must be its own, got {taken[0]!r} from two panels.")
-        joined |= part
-    return joined
+def merge_entries(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge the entries of several panels. Raise VitrailError if two panels use the same key."""
+    merged: dict[str, Any] = {}
+    for entry in entries:
+        if duplicates := sorted(merged.keys() & entry.keys()):
+            raise VitrailError(f"Keys of a panel must be its own, got {duplicates[0]!r} from two panels.")
+        merged |= entry
+    return merged
 
 
 def compute_panels(
@@ -78,7 +81,7 @@ def compute_panels(
     name: str = "bundle",
     names: Sequence[str] | None = None,
     evidence: bool = False,
-    others: Sequence[ImageLike] = (),
+    other_images: Sequence[ImageLike] = (),
     against: tuple[str, Bundle] | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
@@ -87,26 +90,31 @@ def compute_panels(
     snapshots: Sequence[tuple[int, Path]] = (),
     seed: int = 0,
 ) -> PanelResults:
-    """Inspect a bundle, called `name`, on some images, called `names` (default: their paths, or numbers).
+    """Run a bundle on images and compute all panels.
 
-    `others` are more images for results that need many (CKA, distances); duplicates of `images` are ignored. The page
-    shows the attention of `layers` and `heads`, from 0 or from the end (-1), default all. Numbers are computed for all
-    layers and heads. `patch` is the row and column of the patch to follow (default: the centre), `inside` are layers to
-    show step by step (default: the first, the middle and the last), and `snapshots` are steps and folders of the model
-    during its training.
+    `name` is the name of the bundle on the page. `names` are those of the images (default: their paths or numbers).
+    `other_images` are not shown. They are used for statistics that need many images (CKA, distances), and duplicates
+    of `images` are ignored.
+
+    `layers` and `heads`, from 0 or from the end (-1), select the attention that is shown (default: all). Numbers are
+    computed for all layers and heads. `patch` is the row and column of the followed patch (default: the centre).
+    `inside` are the layers to show step by step (default: the first, the middle and the last). `snapshots` are the
+    snapshots of the training, as (step, folder of the bundle).
+
+    Raise UsageError for impossible options and CorruptFileError if the logits are not finite.
     """
-    if not 1 <= len(images) <= MOST:
+    if not 1 <= len(images) <= MAX_IMAGES:
         raise UsageError(
-            f"Images on one page must be 1 to {MOST}, got {len(images):,}."
-            + (" Name some of them, and give the folder by --data (in Python: others)." if images else "")
+            f"Images on one page must be 1 to {MAX_IMAGES}, got {len(images):,}."
+            + (" Name some of them, and give the folder by --data (in Python: data)." if images else "")
         )
-    names = [_name_of(image, index) for index, image in enumerate(images)] if names is None else names
+    names = [_default_name(image, index) for index, image in enumerate(images)] if names is None else names
     context = InspectionContext(
         bundle=bundle,
         name=_as_text(name),
-        shown=images,
-        names=[_as_text(one) for one in names],
-        others=others,
+        page_images=images,
+        image_names=list(map(_as_text, names)),
+        other_images=other_images,
         layers=layers,
         heads=heads,
         evidence=evidence,
@@ -116,31 +124,38 @@ def compute_panels(
         snapshots=snapshots,
         seed=seed,
     )
-    _ = context.followed  # refused before any image is decoded
-    panels = {name: _open_panel(name, context) for name in PANELS}
-    present = [panel for panel in panels.values() if panel.why_absent() is None]
-    observed = len(context.images) if any(panel.sees_others for panel in present) else len(images)
-    opened = frozenset[int]().union(*(panel.opens for panel in present))
-    with evaluating(bundle.model), Meter(observed, "images") as meter:
-        for number, image in enumerate(context.images[:observed]):
-            activations = look(bundle.model, image[None], inside=opened if number < len(images) else ())
+    _ = context.followed  # raises for a wrong patch, before any image is decoded
+    panels = {name: _create_panel(name, context) for name in PANELS}
+    measured_on = _record_images(context, [panel for panel in panels.values() if panel.why_absent() is None])
+    notes = [panel.error for panel in panels.values() if isinstance(panel, _UnloadablePanel)]
+    return PanelResults(context, panels, measured_on, notes)
+
+
+def _record_images(context: InspectionContext, panels: Sequence[Panel]) -> int:
+    """Pass every image to the panels that need it, and finish the panels. Return the number of images."""
+    page_count = len(context.page_images)
+    count = len(context.images) if any(panel.needs_other_images for panel in panels) else page_count
+    inside = frozenset[int]().union(*(panel.inside_layers for panel in panels))
+    model = context.model
+    with evaluating(model), Meter(count, "images") as meter:
+        for number, image in enumerate(context.images[:count]):
+            activations = look(model, image[None], inside=inside if number < page_count else ())
             if not activations.logits.isfinite().all():
                 raise CorruptFileError(OVERFLOWS)
-            for panel in present:
+            for panel in panels:
                 meter(number)
-                if panel.sees_others or number < len(images):
+                if panel.needs_other_images or number < page_count:
                     panel.record(number, image, activations)
             meter(number + 1)
-        for panel in present:
+        for panel in panels:
             panel.finish()
-    notes = [panel.error for panel in panels.values() if isinstance(panel, _Unusable)]
-    return PanelResults(context, panels, observed, notes)
+    return count
 
 
-class _Unusable(Panel):
-    """In place of a panel of another package that cannot be loaded: absent, with the error as the reason."""
+class _UnloadablePanel(Panel):
+    """Placeholder for a panel of another package that cannot be loaded. The page shows the error as the reason."""
 
-    words: ClassVar[Messages] = {"title": {"en": "{panel}"}, "unusable": {"en": "{error}"}}
+    messages: ClassVar[Messages] = {"title": {"en": "{panel}"}, "unusable": {"en": "{error}"}}
 
     def __init__(self, name: str, context: InspectionContext, error: str) -> None:
         super().__init__(name, context)
@@ -149,24 +164,24 @@ class _Unusable(Panel):
     def why_absent(self) -> str | None:
         return "unusable"
 
-    def fields(self) -> dict[str, Any]:
-        return {**super().fields(), "panel": self.name, "error": self.error}
+    def message_fields(self) -> dict[str, Any]:
+        return {**super().message_fields(), "panel": self.name, "error": self.error}
 
 
-def _open_panel(name: str, context: InspectionContext) -> Panel:
+def _create_panel(name: str, context: InspectionContext) -> Panel:
     try:
-        panel = PANELS[name]
+        panel_class = PANELS[name]
     except VitrailError as error:
         if name not in PANELS.extension_names:
             raise
-        return _Unusable(name, context, str(error))
-    return panel(name, context)
+        return _UnloadablePanel(name, context, str(error))
+    return panel_class(name, context)
 
 
-def _name_of(image: ImageLike, index: int) -> str:
+def _default_name(image: ImageLike, index: int) -> str:
     return str(image) if isinstance(image, str | Path) else f"image {index}"
 
 
 def _as_text(name: str) -> str:
-    """A name as valid Unicode; other bytes are escaped."""
+    """Return a file name as valid Unicode. Undecodable bytes become replacement characters."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -57,7 +57,7 @@ function entropy({ values, among }) {
   return -values.reduce((a, v) => a + (v > 0 ? (v / sum) * Math.log(v / sum) : 0), 0) / Math.log(Math.max(among, 2));
 }
 
-const say = (name) => data.words[root.lang][name];
+const say = (name) => data.messages[root.lang][name];
 const spoken = (element) => [...element.querySelectorAll(`.${root.lang}`)].map((part) => part.textContent).join("");
 const cells = [];  // by layer and head: { button, canvas, words }
 

@@ -1,4 +1,4 @@
-"""Attention of every layer and head, for the patch under the pointer."""
+"""Panel `attention`: attention of every layer and head, for the patch under the pointer."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -17,60 +17,66 @@ from vitrail.models.base import Layout
 from vitrail.reports.attention_figure import attention_figure
 from vitrail.reports.colours import sequential
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, rgb
-from vitrail.reports.inspect.shared_messages import SHARED
+from vitrail.reports.inspect.shared_messages import SHARED_MESSAGES
 from vitrail.reports.translations import LANGUAGES
 
-_ROOM = 4_000_000_000  # bytes of attention that may be held
-_SCRIPTED = ("layer", "head", "from", "to", "on-patches", "largest", "uniform", "entropy-column", "row", "column")
+_MAX_BYTES = 4_000_000_000  # of attention weights in memory
+_SCRIPT_MESSAGES = (
+    *("layer", "head", "row", "column", "from", "to", "on-patches"),
+    *("largest", "uniform", "entropy-column"),
+)
 
 Detail = Literal["heads", "means", "reads"]
-"""How much attention the page contains: every head of every patch; means over heads of every patch; only that of the
-tokens which the head reads."""
+"""How much attention the page contains.
 
-# What a smaller page keeps. The levels are those of attention: with 127, entropies are right to 0.01; with 63, to
-# 0.02, at 20 % less to carry.
-_SMALLER: tuple[tuple[Detail, int], ...] = (("heads", 63), ("means", 127), ("reads", 127))
+`heads`: every head for every patch. `means`: means over heads for every patch. `reads`: only the attention of the
+tokens that the classification head reads.
+"""
+
+# Detail and quantisation levels of smaller pages. Entropies are correct to 0.01 with 127 levels, and to 0.02 with 63
+# levels, which need 20 % fewer bytes.
+_SMALLER_VERSIONS: tuple[tuple[Detail, int], ...] = (("heads", 63), ("means", 127), ("reads", 127))
 
 
 class AttentionPanel(Panel):
-    """Maps of the shown layers and heads beside the image; its script overlays the selected one."""
+    """Attention maps of the selected layers and heads. The script shows the selected map over the image."""
 
-    words = load_messages(__file__)
+    messages = load_messages(__file__)
     script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 
     def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self.detail: Detail = "heads"
         self.levels = 127
-        self.layers, self.heads = self._choose()
-        """Indices of the shown layers and heads."""
+        self.layers, self.heads = self._select()
+        """Sorted indices of the shown layers and heads."""
         self.weights: dict[int, dict[int, np.ndarray]] = {}
-        """Attention weights of each shown image and layer, float32 (H, T, T)."""
-        self.reading: dict[int, np.ndarray] = {}
-        """For each shown image, the weights of the tokens in the input of the head (T)."""
+        """Attention weights of each page image and layer, float32 (H, T, T)."""
+        self.token_shares: dict[int, np.ndarray] = {}
+        """For each page image, the share of every token in the input of the classification head (T)."""
 
-    def _choose(self) -> tuple[list[int], list[int]]:
-        """Layers and heads to show, in order; refused if they do not exist or would not fit into memory."""
-        asked, config, count = self.context, self.context.model.config, len(self.context.shown)
-        if asked.layout is None:
-            if asked.layers is not None or asked.heads is not None:
-                raise UsageError(f"Layers and heads must not be given for family {config.family}: it has no attention.")
+    def _select(self) -> tuple[list[int], list[int]]:
+        """Return the sorted layers and heads to show. Raise UsageError if they do not exist or need too much memory."""
+        context, config, count = self.context, self.context.model.config, len(self.context.page_images)
+        if context.layout is None:
+            if context.layers is not None or context.heads is not None:
+                raise UsageError(
+                    f"Layers and heads must be omitted for family {config.family}, which has no attention."
+                )
             return [], []
-        layers = range(config.depth) if asked.layers is None else asked.layers
-        heads = range(config.heads) if asked.heads is None else asked.heads
-        chosen = (
-            sorted(set(count_all_from("Layer", layers, config.depth))),
-            sorted(set(count_all_from("Head", heads, config.heads))),
-        )
-        if not all(chosen):
+        layers = range(config.depth) if context.layers is None else context.layers
+        heads = range(config.heads) if context.heads is None else context.heads
+        layers = sorted(set(count_all_from("Layer", layers, config.depth)))
+        heads = sorted(set(count_all_from("Head", heads, config.heads)))
+        if not layers or not heads:
             raise UsageError("Layers and heads must be at least one each, got none.")
-        needed = count * len(chosen[0]) * len(chosen[1]) * 4 * config.tokens**2
-        if needed > _ROOM:
+        needed = count * len(layers) * len(heads) * 4 * config.tokens**2
+        if needed > _MAX_BYTES:
             raise UsageError(
-                f"Attention must fit into {_ROOM / 1e9:.0f} GB, got {count} image(s) that would need"
+                f"Attention must fit into {_MAX_BYTES / 1e9:.0f} GB, got {count} image(s) that would need"
                 f" {needed / 1e9:.0f} GB. Name fewer images, layers or heads."
             )
-        return chosen
+        return layers, heads
 
     @property
     def _layout(self) -> Layout:
@@ -84,19 +90,20 @@ class AttentionPanel(Panel):
         self.weights[number] = {
             layer: activations.attention[layer][0, self.heads].float().cpu().numpy() for layer in self.layers
         }
-        self.reading[number] = reading(activations, self._layout)[0]
+        self.token_shares[number] = reading(activations, self._layout)[0]
 
-    def read(self, number: int, layer: int) -> np.ndarray:
-        """Attention of the tokens that the head reads, averaged with their weights (H, T)."""
-        return np.tensordot(self.weights[number][layer], self.reading[number], axes=(1, 0))
+    def head_input_attention(self, number: int, layer: int) -> np.ndarray:
+        """Return the attention (H, T) of the tokens that the classification head reads, weighted by their shares."""
+        return np.tensordot(self.weights[number][layer], self.token_shares[number], axes=(1, 0))
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         for number in self.weights:
             prefix, grid = self._layout.prefix, self._layout.grid
-            maps = {layer: self.read(number, layer)[:, prefix:].reshape(-1, *grid) for layer in self.layers}
-            who = {"[CLS]": "[CLS]", "mean": "the mean patch", "pool": "the pooling query"}[self._layout.reads]
-            pixels, tokens = rgb(self.context.pixels(number)), len(self.reading[number])
-            figure = attention_figure(pixels, maps, tokens, f"Where does {who} look?", self.heads)
+            attention_HT = {layer: self.head_input_attention(number, layer) for layer in self.layers}
+            maps = {layer: weights[:, prefix:].reshape(-1, *grid) for layer, weights in attention_HT.items()}
+            query = {"[CLS]": "[CLS]", "mean": "the mean patch", "pool": "the pooling query"}[self._layout.reads]
+            pixels, tokens = rgb(self.context.pixels(number)), len(self.token_shares[number])
+            figure = attention_figure(pixels, maps, tokens, f"Where does {query} look?", self.heads)
             yield f"picture-{number}-attention", np.asarray(figure)
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -111,25 +118,27 @@ class AttentionPanel(Panel):
             return ""
         overlay = '<canvas id="laid"></canvas><div id="mark" class="mark" hidden></div>'
         stage = self.photo(0, overlay, attributes='id="stage" class="photo laid" tabindex="0" role="application"')
-        who = self.word(f"reads-{self._layout.reads.strip('[]').lower()}")
+        query = self.t(f"reads-{self._layout.reads.strip('[]').lower()}")
         return "".join(
             [
-                self.say("attention"),
-                self.say("merged") if self._layout.merges else "",
-                "" if self.detail == "heads" else self.say(self.detail),
+                self.paragraph("attention"),
+                self.paragraph("merged") if self._layout.merges else "",
+                "" if self.detail == "heads" else self.paragraph(self.detail),
                 '<form class="controls" autocomplete="off">',
-                f'<label><input type="radio" name="way" value="from" checked> {self.word("from")}</label>',
-                f'<label><input type="radio" name="way" value="to"> {self.word("to")}</label>',
-                f'<button id="class" type="button">{who}</button></form>',
+                f'<label><input type="radio" name="way" value="from" checked> {self.t("from")}</label>',
+                f'<label><input type="radio" name="way" value="to"> {self.t("to")}</label>',
+                f'<button id="class" type="button">{query}</button></form>',
                 f'<div class="attention"><div class="side-stage">{stage}<p id="asked" aria-live="polite"></p></div>',
                 '<div class="scroll"><div id="heads"></div></div></div>',
             ]
         )
 
-    def data(self) -> dict[str, Any]:
-        layout, words = self._layout, {**SHARED, **self.words}
-        found: dict[str, Any] = {
-            "words": {language: {name: words[name][language] for name in _SCRIPTED} for language in LANGUAGES},
+    def script_data(self) -> dict[str, Any]:
+        layout, messages = self._layout, {**SHARED_MESSAGES, **self.messages}
+        data: dict[str, Any] = {
+            "messages": {
+                language: {name: messages[name][language] for name in _SCRIPT_MESSAGES} for language in LANGUAGES
+            },
             "heads": self.heads,
             "levels": self.levels,
             "ramp": sequential(np.linspace(0, 1, 256)).tolist(),
@@ -137,25 +146,28 @@ class AttentionPanel(Panel):
             "prefix": layout.prefix,
             "reads": layout.reads,
         }
-        if layout.allowed is not None:  # how many patches each one may look at, and is looked at by
-            found["allowed"] = {"from": layout.allowed.sum(axis=1).tolist(), "to": layout.allowed.sum(axis=0).tolist()}
-        found["images"] = [
-            {"name": self.context.names[number], "layers": [self._packed_layer(number, layer) for layer in self.layers]}
+        if layout.allowed is not None:  # numbers of patches that each patch may attend to, and be attended by
+            data["allowed"] = {"from": layout.allowed.sum(axis=1).tolist(), "to": layout.allowed.sum(axis=0).tolist()}
+        data["images"] = [
+            {
+                "name": self.context.image_names[number],
+                "layers": [self._pack_layer(number, layer) for layer in self.layers],
+            }
             for number in self.weights
         ]
-        return found
+        return data
 
-    def _packed_layer(self, number: int, layer: int) -> dict[str, Any]:
+    def _pack_layer(self, number: int, layer: int) -> dict[str, Any]:
         weights = self.weights[number][layer]
-        packed = {"layer": layer, "read": self._packed(self.read(number, layer)[:, None])}
+        packed = {"layer": layer, "read": self._pack(self.head_input_attention(number, layer)[:, None])}
         if self.detail == "heads":
-            packed["all"] = self._packed(weights)
+            packed["all"] = self._pack(weights)
         elif self.detail == "means":
-            packed["all"] = self._packed(weights.mean(axis=0, keepdims=True))
+            packed["all"] = self._pack(weights.mean(axis=0, keepdims=True))
         return packed
 
-    def _packed(self, weights_HQT: np.ndarray) -> dict[str, Any]:
-        """Attention as an 8-bit image with rows h*Q+q: square roots of values relative to the maximum of the row.
+    def _pack(self, weights_HQT: np.ndarray) -> dict[str, Any]:
+        """Encode attention as an 8-bit image with rows h*Q+q: square roots of values relative to the row's maximum.
 
         The square root preserves small values. [CLS] and registers, which often get most of the attention, have a
         separate maximum, so that patches stay visible.
@@ -170,13 +182,13 @@ class AttentionPanel(Panel):
         image = image_data_url(np.concatenate(parts, axis=1)[..., None])
         return {"heads": heads, "rows": queries, "image": image, "peaks": peaks}
 
-    def least_bytes(self) -> int:
-        """An attention weight takes almost a byte, and a tenth of one if almost all are zero."""
+    def min_bytes(self) -> int:
+        # An attention weight needs almost a byte, or a tenth of one if almost all weights are zero.
         count = sum(weights.size for layers in self.weights.values() for weights in layers.values())
         return {"heads": count, "means": count // max(len(self.heads), 1), "reads": 0}[self.detail] // 10
 
-    def smaller(self) -> Iterator[Self]:
-        for detail, levels in _SMALLER if self.weights else ():
-            less = copy.copy(self)
-            less.detail, less.levels = detail, levels
-            yield less
+    def smaller_versions(self) -> Iterator[Self]:
+        for detail, levels in _SMALLER_VERSIONS if self.weights else ():
+            panel = copy.copy(self)
+            panel.detail, panel.levels = detail, levels
+            yield panel

@@ -1,4 +1,4 @@
-"""Mean attention distance of each head, as in Figure 7 (right) of arXiv 2010.11929."""
+"""Panel `distances`: mean attention distance of each head, as in Figure 7 (right) of arXiv 2010.11929."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,16 +16,16 @@ from vitrail.reports.page_kit import figure, table
 
 
 class DistancesPanel(Panel):
-    """Distance, entropy and attention to [CLS] and registers of every head, over all images."""
+    """Distance, entropy and attention to [CLS] and registers, per head, as means over all images."""
 
-    words = load_messages(__file__)
-    sees_others = True
+    messages = load_messages(__file__)
+    needs_other_images = True
 
     def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
-        self._measured: dict[int, list[Heads]] = {}
+        self._heads_by_image: dict[int, list[Heads]] = {}
         self.heads: dict[int, Heads] = {}
-        """Of each layer, (images, H)."""
+        """Statistics of each layer, (images, H)."""
 
     def why_absent(self) -> str | None:
         return self.context.why_no_attention()
@@ -33,12 +33,13 @@ class DistancesPanel(Panel):
     def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
         assert self.context.layout is not None
         for layer, weights in activations.attention.items():
-            self._measured.setdefault(layer, []).append(measure_heads(weights.float().cpu(), self.context.layout))
+            heads = measure_heads(weights.float().cpu(), self.context.layout)
+            self._heads_by_image.setdefault(layer, []).append(heads)
 
     def finish(self) -> None:
         self.heads = {
-            layer: Heads(*map(np.concatenate, zip(*found, strict=True)))
-            for layer, found in sorted(self._measured.items())
+            layer: Heads(*map(np.concatenate, zip(*by_image, strict=True)))
+            for layer, by_image in sorted(self._heads_by_image.items())
         }
 
     def layer_numbers(self, layer: int) -> dict[str, Any]:
@@ -64,46 +65,46 @@ class DistancesPanel(Panel):
         if not self.heads:
             return
         layers = list(self.heads)
-        means = [one.of_uniform.mean(axis=0) for one in self.heads.values()]
+        means = [heads.of_uniform.mean(axis=0) for heads in self.heads.values()]
         points = [(layer, float(value)) for layer, row in zip(layers, means, strict=True) for value in row]
         lines = [
-            Line(self.label("heads"), [x for x, _ in points], [y for _, y in points], 0, joined=False),
-            Line(self.label("mean"), layers, [float(row.mean()) for row in means], 1),
-            Line(self.label("uniform"), [layers[0], layers[-1]], [1.0, 1.0], 7),
+            Line(self.svg_label("heads"), [x for x, _ in points], [y for _, y in points], 0, joined=False),
+            Line(self.svg_label("mean"), layers, [float(row.mean()) for row in means], 1),
+            Line(self.svg_label("uniform"), [layers[0], layers[-1]], [1.0, 1.0], 7),
         ]
-        yield "distances", line_chart(lines, self.label("layer"), self.label("of-uniform"))
+        yield "distances", line_chart(lines, self.svg_label("layer"), self.svg_label("of-uniform"))
         if self._has_prefix:
-            masses = [float(one.prefix_mass.mean()) for one in self.heads.values()]
-            lines = [Line(self.label("mean"), layers, masses, 1)]
-            yield "prefix-mass", line_chart(lines, self.label("layer"), self.label("share"), dots=True)
+            masses = [float(heads.prefix_mass.mean()) for heads in self.heads.values()]
+            lines = [Line(self.svg_label("mean"), layers, masses, 1)]
+            yield "prefix-mass", line_chart(lines, self.svg_label("layer"), self.svg_label("share"), dots=True)
 
     def html(self, figures: Mapping[str, Figure]) -> str:
         if not self.heads:
             return ""
-        panes = figure(self.word("distance-title"), self.word("distance-note"), str(figures["distances"]))
+        panes = figure(self.t("distance-title"), self.t("distance-note"), str(figures["distances"]))
         columns = ["layer", "nearest", "farthest", "of-uniform", "entropy-column"]
         if self._has_prefix:
-            panes += figure(self.word("mass-title"), self.word("mass-note"), str(figures["prefix-mass"]))
+            panes += figure(self.t("mass-title"), self.t("mass-note"), str(figures["prefix-mass"]))
             columns.append("mass")
-        headers = [self.word(name) for name in columns]
+        headers = [self.t(name) for name in columns]
         rows = [self._row(layer)[: len(columns)] for layer in self.heads]
-        intro = self.say("distances", count=len(self.heads[0].distance))
+        intro = self.paragraph("distances", count=len(self.heads[0].distance))
         return f'{intro}<div class="panes">{panes}</div>{table(headers, rows, frozenset(range(len(columns))))}'
 
     def _row(self, layer: int) -> list[object]:
-        one = self.heads[layer]
-        distance = one.distance.mean(axis=0)
+        heads = self.heads[layer]
+        distance = heads.distance.mean(axis=0)
         return [
             layer,
-            _with_interval(one.distance[:, distance.argmin()]),
-            _with_interval(one.distance[:, distance.argmax()]),
-            f"{one.of_uniform.mean():.2f}",
-            f"{one.entropy.mean():.2f}",
-            f"{one.prefix_mass.mean():.2f}",
+            _mean_text(heads.distance[:, distance.argmin()]),
+            _mean_text(heads.distance[:, distance.argmax()]),
+            f"{heads.of_uniform.mean():.2f}",
+            f"{heads.entropy.mean():.2f}",
+            f"{heads.prefix_mass.mean():.2f}",
         ]
 
 
-def _with_interval(values: np.ndarray) -> str:
-    """A mean over images, with its interval if there are several."""
+def _mean_text(values: np.ndarray) -> str:
+    """Format the mean over images, with its interval if there are several images."""
     ends = mean_interval(values.tolist())
     return f"{values.mean():.1f}" if ends is None else f"{values.mean():.1f} ({ends[0]:.1f} .. {ends[1]:.1f})"

@@ -1,4 +1,4 @@
-"""Filters of the patch embedding: Figure 7 (left) of arXiv 2010.11929."""
+"""Panel `filters`: filters of the patch embedding, as in Figure 7 (left) of arXiv 2010.11929."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,12 +15,12 @@ from vitrail.reports.page_kit import figure
 class FiltersPanel(Panel):
     """Principal components of the kernels that project patches of pixels."""
 
-    words = load_messages(__file__)
+    messages = load_messages(__file__)
 
     def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self.components = filters(context.model)
-        """(count, P, P, C) from 0 to 1, and their shares of the variance."""
+        """Components (count, P, P, C) from 0 to 1, and their shares of the variance. None without patches."""
 
     def why_absent(self) -> str | None:
         return "no-patches" if self.components is None else None
@@ -40,21 +40,25 @@ class FiltersPanel(Panel):
     def html(self, figures: Mapping[str, Figure]) -> str:
         if self.components is None:
             return ""
-        shown, shares = self.components
-        note, channels = self.word("components-note", count=len(shown), share=f"{shares.sum():.0%}"), shown.shape[3]
+        components, shares = self.components
+        channels = components.shape[3]
+        note = self.t("components-note", count=len(components), share=f"{shares.sum():.0%}")
         if channels not in (1, 3):
-            note = Html(note + self.word("channels", count=channels, shown=3 if channels > 3 else 1))
+            note = Html(note + self.t("channels", count=channels, shown=3 if channels > 3 else 1))
         tiles = wide_image(figures["filters"], "patch embedding")
-        return self.say("filters") + figure(self.word("components"), note, tiles)
+        return self.paragraph("filters") + figure(self.t("components"), note, tiles)
 
 
 def filter_tiles(filters: np.ndarray, columns: int = 7) -> np.ndarray:
-    """Filters (count, P, P, C) side by side, in their first three channels (or their first)."""
-    shown = filters[..., :3] if filters.shape[3] >= 3 else np.repeat(filters[..., :1], 3, axis=3)
-    count, high, wide, _ = shown.shape
+    """Draw filters (count, P, P, C) side by side, in their first three channels (or their first).
+
+    Return pixels, uint8 (h, w, 3).
+    """
+    coloured = filters[..., :3] if filters.shape[3] >= 3 else np.repeat(filters[..., :1], 3, axis=3)
+    count, height, width, _ = coloured.shape
     rows = -(-count // columns)
-    blank = np.ones((rows * columns - count, high, wide, 3))
-    tiles = np.concatenate([shown, blank]).reshape(rows, columns, high, wide, 3)
+    blank = np.ones((rows * columns - count, height, width, 3))
+    tiles = np.concatenate([coloured, blank]).reshape(rows, columns, height, width, 3)
     tiles = np.pad(tiles, ((0, 0), (0, 0), (0, 1), (0, 1), (0, 0)), constant_values=1.0)
-    mosaic = tiles.transpose(0, 2, 1, 3, 4).reshape(rows * (high + 1), columns * (wide + 1), 3)
+    mosaic = tiles.transpose(0, 2, 1, 3, 4).reshape(rows * (height + 1), columns * (width + 1), 3)
     return (255 * mosaic).round().astype(np.uint8)

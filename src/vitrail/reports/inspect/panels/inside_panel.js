@@ -3,7 +3,7 @@ const { grid } = pageData.page;
 const chosen = { image: 0, patch: pageData.page.followed, token: "patch" };
 const opened = new Map();
 const layerBox = $("inside-layer"), headBox = $("inside-head");
-const say = (name, fields = {}) => data.words[root.lang][name].replace(/{(\w+)}/g, (_, field) => fields[field]);
+const say = (name, fields = {}) => data.messages[root.lang][name].replace(/{(\w+)}/g, (_, field) => fields[field]);
 const spoken = (value) => Number(value.toPrecision(3)).toString();
 
 // Numbers of one layer of one image, unpacked once.

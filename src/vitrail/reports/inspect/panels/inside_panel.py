@@ -1,4 +1,4 @@
-"""The inside of a Transformer's layer for the followed patch: every step from LayerNorm to the MLP."""
+"""Panel `inside`: every step inside a Transformer layer, from LayerNorm to the MLP, for the followed patch."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -14,16 +14,18 @@ from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations, count_all_from
 from vitrail.reports.colours import sequential, signed
 from vitrail.reports.equations import typeset
-from vitrail.reports.inspect.packing import pack, rounded_to
+from vitrail.reports.inspect.packing import pack, round_significant
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel
-from vitrail.reports.inspect.shared_messages import SHARED
+from vitrail.reports.inspect.shared_messages import SHARED_MESSAGES
 from vitrail.reports.translations import LANGUAGES
 
-_FEATURES = 96  # of each vector that the page carries
-_ROOM = 200_000_000  # bytes that the scores of every token may take
-_OF_HEADS = ("q", "k", "v", "heads")
-_OF_PAIRS = ("scores", "weights")
-_SCRIPTED = (
+_MAX_FEATURES = 96  # of each vector in the page
+_MAX_BYTES = 200_000_000  # of the attention scores of all tokens in memory
+_LAYER_INPUT = "entering"  # key in inspect.json
+_HEAD_STEPS = ("q", "k", "v", "heads")
+_PAIR_STEPS = ("scores", "weights")
+_RESIDUAL_STEPS = (_LAYER_INPUT, "msa", "middle", "z2", "out")
+_SCRIPT_MESSAGES = (
     "length",
     "mean-deviation",
     "rms",
@@ -37,65 +39,72 @@ _SCRIPTED = (
 )
 
 
-class Inner(NamedTuple):
-    """What is kept of one layer and image, for the tokens `rows`."""
+class LayerSteps(NamedTuple):
+    """Values of all steps inside one layer for one image.
+
+    Shapes: R recorded tokens, F features (at most 96), H heads, d width of a head, T all tokens.
+    """
 
     rows: list[int]
-    """Indices of the tokens: all, or [CLS] and the followed one."""
+    """Indices of the recorded tokens: all tokens, or [CLS] and the followed patch."""
     vectors: dict[str, np.ndarray]
-    """By the name of the step, (R, at most 96); `lengths` are of the whole vectors."""
+    """First features of each step, (R, F)."""
     lengths: dict[str, np.ndarray]
+    """Norms of the complete vectors, (R)."""
     heads: dict[str, np.ndarray]
-    """q, k, v and heads: (H, R, d)."""
+    """q, k, v and the outputs of the heads, (H, R, d)."""
     scores: np.ndarray
-    """(H, R, T); masked ones are -inf."""
+    """Attention scores (H, R, T). Masked scores are -inf."""
     norms: dict[str, dict[str, np.ndarray]]
-    """What each norm computes of the token that enters it, by name, each (R); only norms that compute something."""
+    """Statistics of the input of each norm layer, by name, (R). Norm layers without statistics are left out."""
     positive: np.ndarray
-    """Share of the MLP's hidden layer that is positive, (R)."""
+    """Share of positive values in the hidden layer of the MLP, (R)."""
 
     def weights(self) -> np.ndarray:
-        """The softmax of the scores (H, R, T)."""
-        shares = np.exp(self.scores - self.scores.max(axis=-1, keepdims=True))
-        return shares / shares.sum(axis=-1, keepdims=True)
+        """Return the attention weights (H, R, T)."""
+        exponentials = np.exp(self.scores - self.scores.max(axis=-1, keepdims=True))
+        return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
-    def only(self, tokens: list[int]) -> "Inner":
-        """The same for some of its tokens."""
+    def select(self, tokens: list[int]) -> "LayerSteps":
+        """Return the values of fewer tokens."""
         at = [self.rows.index(token) for token in tokens]
-        return Inner(
+        return LayerSteps(
             tokens,
             {name: values[at] for name, values in self.vectors.items()},
             {name: values[at] for name, values in self.lengths.items()},
             {name: values[:, at] for name, values in self.heads.items()},
             self.scores[:, at],
-            {name: {one: values[at] for one, values in used.items()} for name, used in self.norms.items()},
+            {
+                norm: {name: values[at] for name, values in statistics.items()}
+                for norm, statistics in self.norms.items()
+            },
             self.positive[at],
         )
 
 
 class InsideLayerPanel(Panel):
-    """Each step of some layers, for the patch in hand and a chosen head."""
+    """Every step of the selected layers, for the followed patch and a selected head."""
 
-    words = load_messages(__file__)
+    messages = load_messages(__file__)
     script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 
     def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         config = context.model.config
         if context.inside is not None and not context.model.opens_blocks:
-            raise UsageError(f"Inside must not be given for family {config.family}: it has no Transformer's layers.")
+            raise UsageError(f"Inside must be omitted for family {config.family}, which has no Transformer layers.")
         depth = config.depth
-        asked = {0, depth // 2, depth - 1} if context.inside is None else context.inside
-        self.layers = sorted(set(count_all_from("Layer", asked, depth)))
+        layers = {0, depth // 2, depth - 1} if context.inside is None else context.inside
+        self.layers = sorted(set(count_all_from("Layer", layers, depth)))
         if not self.layers:
             raise UsageError("Inside must be at least one layer, got none.")
-        self.has_all = True
-        """Whether the page carries every token, or only the followed one and [CLS]."""
-        self.inner: dict[int, dict[int, Inner]] = {}
-        """Of each shown image and layer."""
+        self.has_all_tokens = True
+        """Whether the page contains every token, or only the followed patch and [CLS]."""
+        self.steps: dict[int, dict[int, LayerSteps]] = {}
+        """By page image and layer."""
 
     @property
-    def opens(self) -> frozenset[int]:
+    def inside_layers(self) -> frozenset[int]:
         return frozenset(self.layers if self.why_absent() is None else ())
 
     def why_absent(self) -> str | None:
@@ -108,8 +117,8 @@ class InsideLayerPanel(Panel):
         return self.context.model.config.prefix
 
     @property
-    def _kept(self) -> list[int]:
-        """The tokens of a small page: [CLS], if there is one, and the followed patch."""
+    def _small_page_tokens(self) -> list[int]:
+        """Tokens of a reduced page: [CLS], if the head reads it, and the followed patch."""
         return [*([0] if self._reads_class else []), self._prefix + (self.context.followed or 0)]
 
     @property
@@ -119,11 +128,11 @@ class InsideLayerPanel(Panel):
     def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
         tokens = self.context.model.config.tokens or 1
         heads = self.context.model.config.heads or 1
-        needed = 4 * len(self.context.shown) * len(self.layers) * heads * tokens**2
-        rows = list(range(tokens)) if needed <= _ROOM else self._kept
-        self.inner[number] = {layer: self._open(layer, activations, rows) for layer in self.layers}
+        needed = 4 * len(self.context.page_images) * len(self.layers) * heads * tokens**2
+        rows = list(range(tokens)) if needed <= _MAX_BYTES else self._small_page_tokens
+        self.steps[number] = {layer: self._layer_steps(layer, activations, rows) for layer in self.layers}
 
-    def _open(self, layer: int, activations: Activations, rows: list[int]) -> Inner:
+    def _layer_steps(self, layer: int, activations: Activations, rows: list[int]) -> LayerSteps:
         walkthrough = self.context.walkthrough
         equations = walkthrough.layer_equations(layer)
         steps = {
@@ -131,59 +140,62 @@ class InsideLayerPanel(Panel):
             for name in equations
             if name != "out"
         }
-        steps["entering"] = walkthrough.layer_input(layer, activations)[0].detach().float().cpu().numpy()
+        steps[_LAYER_INPUT] = walkthrough.layer_input(layer, activations)[0].detach().float().cpu().numpy()
         steps["out"] = activations.steps[f"blocks.{layer}"][0].float().cpu().numpy()
-        is_first = next(iter(equations)) == "norm1"
-        normed = {"norm1": "entering", "norm2": "middle"} if is_first else {"norm1": "middle"}
-        vectors = {name: step[rows] for name, step in steps.items() if name not in _OF_HEADS + _OF_PAIRS}
-        return Inner(
+        is_pre_norm = next(iter(equations)) == "norm1"
+        norm_inputs = {"norm1": _LAYER_INPUT, "norm2": "middle"} if is_pre_norm else {"norm1": "middle"}
+        vectors = {name: step[rows] for name, step in steps.items() if name not in _HEAD_STEPS + _PAIR_STEPS}
+        return LayerSteps(
             rows,
-            {name: step[:, :_FEATURES] for name, step in vectors.items()},
+            {name: step[:, :_MAX_FEATURES] for name, step in vectors.items()},
             {name: np.linalg.norm(step, axis=-1) for name, step in vectors.items()},
-            {name: steps[name][:, rows] for name in _OF_HEADS},
+            {name: steps[name][:, rows] for name in _HEAD_STEPS},
             steps["scores"][:, rows],
-            {name: used for name, entering in normed.items() if (used := self._statistics(vectors[entering]))},
+            {
+                norm: statistics
+                for norm, source in norm_inputs.items()
+                if (statistics := self._norm_statistics(vectors[source]))
+            },
             (vectors["z1"] > 0).mean(axis=-1),
         )
 
-    def _statistics(self, entering_RD: np.ndarray) -> dict[str, np.ndarray]:
-        found = self.context.walkthrough.norm_statistics(torch.from_numpy(entering_RD)[None])
-        return {name: values[0].numpy() for name, values in found.items()}
+    def _norm_statistics(self, tokens_RD: np.ndarray) -> dict[str, np.ndarray]:
+        statistics = self.context.walkthrough.norm_statistics(torch.from_numpy(tokens_RD)[None])
+        return {name: values_1R[0].numpy() for name, values_1R in statistics.items()}
 
     def image_numbers(self, number: int) -> dict[str, Any]:
-        """Every step of the followed patch."""
-        if number not in self.inner:
-            return {"inside": []}
-        return {"inside": [self._numbers(layer, inner) for layer, inner in self.inner[number].items()]}
+        layers = self.steps.get(number, {})
+        return {"inside": [self._followed_numbers(layer, steps) for layer, steps in layers.items()]}
 
-    def _numbers(self, layer: int, inner: Inner) -> dict[str, Any]:
-        at = inner.rows.index(self._kept[-1])
-        weights = inner.weights()
+    def _followed_numbers(self, layer: int, steps: LayerSteps) -> dict[str, Any]:
+        """Return the numbers of the followed patch for `inspect.json`."""
+        at = steps.rows.index(self._small_page_tokens[-1])
+        weights = steps.weights()
         return {
             "layer": layer,
             "norms": {
-                name: {one: float(f"{values[at]:.6g}") for one, values in used.items()}
-                for name, used in inner.norms.items()
+                norm: {name: float(f"{values[at]:.6g}") for name, values in statistics.items()}
+                for norm, statistics in steps.norms.items()
             },
-            "lengths": {name: float(f"{values[at]:.6g}") for name, values in inner.lengths.items()},
-            "positive": float(inner.positive[at]),
+            "lengths": {name: float(f"{values[at]:.6g}") for name, values in steps.lengths.items()},
+            "positive": float(steps.positive[at]),
             "heads": [
                 {
                     "head": head,
-                    "length": float(f"{np.linalg.norm(inner.heads['heads'][head, at]):.6g}"),
+                    "length": float(f"{np.linalg.norm(steps.heads['heads'][head, at]):.6g}"),
                     "scores": [
-                        None if np.isneginf(score) else float(f"{score:.5g}") for score in inner.scores[head, at]
+                        None if np.isneginf(score) else float(f"{score:.5g}") for score in steps.scores[head, at]
                     ],
-                    "weights": rounded_to(weights[head, at], 5),
+                    "weights": round_significant(weights[head, at], 5),
                 }
-                for head in range(len(inner.scores))
+                for head in range(len(steps.scores))
             ],
         }
 
     # The section
 
     def html(self, figures: Mapping[str, Figure]) -> str:
-        if not self.inner:
+        if not self.steps:
             return ""
         equations = self.context.walkthrough.layer_equations(self.layers[0])
         layers = "".join(f'<option value="{layer}">{layer}</option>' for layer in self.layers)
@@ -191,34 +203,35 @@ class InsideLayerPanel(Panel):
             f'<option value="{head}">{head}</option>' for head in range(self.context.model.config.heads or 1)
         )
         controls = (
-            f'<label>{self.word("layer")} <select id="inside-layer">{layers}</select></label>'
-            f'<label>{self.word("head")} <select id="inside-head">{heads}</select></label>'
+            f'<label>{self.t("layer")} <select id="inside-layer">{layers}</select></label>'
+            f'<label>{self.t("head")} <select id="inside-head">{heads}</select></label>'
         )
         if self._reads_class:
             controls += (
-                f'<label><input type="radio" name="inside-token" value="patch" checked> {self.word("of-patch")}</label>'
-                f'<label><input type="radio" name="inside-token" value="class"> {self.word("of-class")}</label>'
+                f'<label><input type="radio" name="inside-token" value="patch" checked> {self.t("of-patch")}</label>'
+                f'<label><input type="radio" name="inside-token" value="class"> {self.t("of-class")}</label>'
             )
-        rows = "".join(self._row(name, equation) for name, equation in {"entering": "z", **equations}.items())
+        rows = "".join(self._row(name, equation) for name, equation in {_LAYER_INPUT: "z", **equations}.items())
         return (
-            f"{self.say('inside-intro')}{'' if self.has_all else self.say('few-tokens')}"
+            f"{self.paragraph('inside-intro')}{'' if self.has_all_tokens else self.paragraph('few-tokens')}"
             f'<form class="controls" autocomplete="off">{controls}</form><p id="inside-of" aria-live="polite"></p>'
-            f'<div class="steps">{rows}</div>{self.symbols(" ".join(equations.values()))}'
+            f'<div class="steps">{rows}</div>{self.symbol_list(" ".join(equations.values()))}'
         )
 
     def _row(self, name: str, equation: str) -> str:
-        shape = 'class="map"' if name in _OF_PAIRS else 'class="strip"'
+        css_class = "map" if name in _PAIR_STEPS else "strip"
         return (
             f'<div class="step"><div>{typeset(equation)}</div>'
-            f'<div>{self.say(f"step-{name}")}<canvas {shape} aria-hidden="true" data-step="{name}"></canvas>'
+            f"<div>{self.paragraph(f'step-{name}')}"
+            f'<canvas class="{css_class}" aria-hidden="true" data-step="{name}"></canvas>'
             f'<code data-note="{name}"></code></div></div>'
         )
 
-    def data(self) -> dict[str, Any]:
-        words = {**SHARED, **self.words}
+    def script_data(self) -> dict[str, Any]:
+        messages = {**SHARED_MESSAGES, **self.messages}
         return {
-            "words": {
-                language: {name: words[name][language] for name in ("layer", "head", "of-class", *_SCRIPTED)}
+            "messages": {
+                language: {name: messages[name][language] for name in ("layer", "head", "of-class", *_SCRIPT_MESSAGES)}
                 for language in LANGUAGES
             },
             "prefix": self._prefix,
@@ -226,48 +239,50 @@ class InsideLayerPanel(Panel):
             "signed": signed(np.linspace(-1, 1, 255)).tolist(),
             "ramp": sequential(np.linspace(0, 1, 256)).tolist(),
             "images": {
-                number: {layer: self._packed(inner) for layer, inner in layers.items()}
-                for number, layers in self.inner.items()
+                number: {layer: self._pack(steps) for layer, steps in layers.items()}
+                for number, layers in self.steps.items()
             },
         }
 
-    def _packed(self, inner: Inner) -> dict[str, Any]:
-        if not self.has_all:
-            inner = inner.only(self._kept)
-        # One scale for all vectors of the residual stream, one for queries, keys and values.
-        stream = [inner.vectors[name] for name in ("entering", "msa", "middle", "z2", "out") if name in inner.vectors]
+    def _pack(self, steps: LayerSteps) -> dict[str, Any]:
+        """Return the data of one layer and image for the script."""
+        if not self.has_all_tokens:
+            steps = steps.select(self._small_page_tokens)
+        # One colour scale for all vectors of the residual stream.
+        stream = [steps.vectors[name] for name in _RESIDUAL_STEPS if name in steps.vectors]
         scale = float(np.percentile(np.abs(np.concatenate(stream, axis=None)), 99.5))
-        masked = np.isneginf(inner.scores)
-        scores = np.where(masked, 0, inner.scores)
-        lowest = float(scores.min()) - 20.0  # after the softmax, as good as nothing
+        masked = np.isneginf(steps.scores)
+        scores = np.where(masked, 0, steps.scores)
+        masked_score = float(scores.min()) - 20.0  # practically 0 after the softmax
         return {
-            "rows": inner.rows,
+            "rows": steps.rows,
             "vectors": {
                 name: {
                     "width": values.shape[1],
-                    **pack(values, scale=scale if name in ("entering", "msa", "middle", "z2", "out") else None),
+                    **pack(values, scale=scale if name in _RESIDUAL_STEPS else None),
                 }
-                for name, values in inner.vectors.items()
+                for name, values in steps.vectors.items()
             },
-            "lengths": {name: rounded_to(values) for name, values in inner.lengths.items()},
-            "heads": {name: {"width": values.shape[2], **pack(values)} for name, values in inner.heads.items()},
-            "head_lengths": rounded_to(np.linalg.norm(inner.heads["heads"], axis=-1), 3),
-            "scores": pack(np.where(masked, lowest, scores) if masked.any() else scores, bits=16),
-            "least": lowest + 10 if masked.any() else None,
-            "tokens": inner.scores.shape[2],
+            "lengths": {name: round_significant(values) for name, values in steps.lengths.items()},
+            "heads": {name: {"width": values.shape[2], **pack(values)} for name, values in steps.heads.items()},
+            "head_lengths": round_significant(np.linalg.norm(steps.heads["heads"], axis=-1), 3),
+            "scores": pack(np.where(masked, masked_score, scores) if masked.any() else scores, bits=16),
+            "least": masked_score + 10 if masked.any() else None,
+            "tokens": steps.scores.shape[2],
             "norms": {
-                name: {one: rounded_to(values) for one, values in used.items()} for name, used in inner.norms.items()
+                norm: {name: round_significant(values) for name, values in statistics.items()}
+                for norm, statistics in steps.norms.items()
             },
-            "positive": rounded_to(inner.positive, 3),
+            "positive": round_significant(steps.positive, 3),
         }
 
-    def least_bytes(self) -> int:
-        if not self.has_all:
+    def min_bytes(self) -> int:
+        if not self.has_all_tokens:
             return 0
-        return 2 * sum(inner.scores.size for layers in self.inner.values() for inner in layers.values())
+        return 2 * sum(steps.scores.size for layers in self.steps.values() for steps in layers.values())
 
-    def smaller(self) -> Iterator[Self]:
-        if self.inner:
-            less = copy.copy(self)
-            less.has_all = False
-            yield less
+    def smaller_versions(self) -> Iterator[Self]:
+        if self.steps:
+            panel = copy.copy(self)
+            panel.has_all_tokens = False
+            yield panel

@@ -1,4 +1,4 @@
-"""Attribution maps: the patches that a prediction comes from, by several methods."""
+"""Panel `maps`: attribution maps, which show the patches that a prediction comes from."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,27 +17,31 @@ from vitrail.reports.page_kit import figure
 
 
 class MapsPanel(Panel):
-    """Rollout, the last layer's attention and relevance, each over the image with its entropy."""
+    """Rollout, the last layer's attention and relevance, each shown over the image with its entropy."""
 
-    words = load_messages(__file__)
+    messages = load_messages(__file__)
 
     def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self.maps: dict[int, dict[str, np.ndarray]] = {}
-        """Of each shown image, by method, (h, w), non-negative."""
+        """Maps (h, w) of each page image, by method. Non-negative."""
 
     def why_absent(self) -> str | None:
         return self.context.why_no_attention()
 
     def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
-        found = {method: values[0] for method, values in maps(self.context.model, image_CHW[None], activations).items()}
+        batch = maps(self.context.model, image_CHW[None], activations)
         if self.context.why_no_prediction() is not None:
-            found.pop("relevance", None)
-        self.maps[number] = found
+            batch.pop("relevance", None)
+        self.maps[number] = {method: maps_1hw[0] for method, maps_1hw in batch.items()}
 
     def image_numbers(self, number: int) -> dict[str, Any]:
-        found = self.maps.get(number, {})
-        return {"maps": {name: {"entropy": entropy(one), "values": rounded(one)} for name, one in found.items()}}
+        by_method = self.maps.get(number, {})
+        return {
+            "maps": {
+                method: {"entropy": entropy(values), "values": rounded(values)} for method, values in by_method.items()
+            }
+        }
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         for name, values in self.arrays().items():
@@ -45,27 +49,29 @@ class MapsPanel(Panel):
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {
-            _file_of(number, method): values for number, found in self.maps.items() for method, values in found.items()
+            _figure_name(number, method): values
+            for number, by_method in self.maps.items()
+            for method, values in by_method.items()
         }
 
     def html(self, figures: Mapping[str, Figure]) -> str:
         parts = []
-        for number, found in self.maps.items():
+        for number, by_method in self.maps.items():
             tiles = "".join(
                 figure(
-                    self.word(f"map-{method}"),
+                    self.t(f"map-{method}"),
                     self._entropy(values),
-                    self.overlay(number, figures[_file_of(number, method)]),
+                    self.photo_with_map(number, figures[_figure_name(number, method)]),
                 )
-                for method, values in found.items()
+                for method, values in by_method.items()
             )
-            parts.append(self.each(number, f'<div class="tiles">{tiles}</div>'))
-        return self.say("maps") + "".join(parts) if parts else ""
+            parts.append(self.block_for_image(number, f'<div class="tiles">{tiles}</div>'))
+        return self.paragraph("maps") + "".join(parts) if parts else ""
 
     def _entropy(self, values: np.ndarray) -> Html:
-        found = entropy(values)
-        return self.word("empty") if found is None else self.word("entropy", value=f"{found:.2f}")
+        spread = entropy(values)
+        return self.t("empty") if spread is None else self.t("entropy", value=f"{spread:.2f}")
 
 
-def _file_of(number: int, method: str) -> str:
+def _figure_name(number: int, method: str) -> str:
     return f"picture-{number}-{method.replace(' ', '-')}"

@@ -1,4 +1,4 @@
-"""Row and column structure of position embeddings: Figure 7 (centre) of arXiv 2010.11929, with numbers."""
+"""Panel `positions`: row and column structure of position embeddings, as in Figure 7 (centre) of arXiv 2010.11929."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,15 +13,15 @@ from vitrail.reports.page_kit import figure, headline_numbers
 
 
 class PositionsPanel(Panel):
-    """Cosine similarities of the position embeddings of all patches."""
+    """Cosine similarities of the position embeddings of all patches, and how well they encode rows and columns."""
 
-    words = load_messages(__file__)
+    messages = load_messages(__file__)
 
     def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
         self.table = None if context.layout is None else position_table(context.model)
         self.similarity: np.ndarray | None = None
-        """(N, N)."""
+        """Cosine similarities (N, N)."""
         self.structure: Structure | None = None
 
     def why_absent(self) -> str | None:
@@ -45,24 +45,27 @@ class PositionsPanel(Panel):
         return {} if self.similarity is None else {"positions": self.similarity}
 
     def html(self, figures: Mapping[str, Figure]) -> str:
-        known = self.structure
-        if known is None:
+        encoding = self.structure
+        if encoding is None:
             return ""
-        pairs = [
-            (self.word("additive", chance=f"{known.additive_by_chance:.2f}"), f"{known.additive:.2f}"),
-            (self.word("row-r2"), f"{known.row:.2f}"),
-            (self.word("column-r2"), f"{known.column:.2f}"),
+        captions = [
+            (self.t("additive", chance=f"{encoding.additive_by_chance:.2f}"), f"{encoding.additive:.2f}"),
+            (self.t("row-r2"), f"{encoding.row:.2f}"),
+            (self.t("column-r2"), f"{encoding.column:.2f}"),
         ]
         walkthrough = self.context.walkthrough
-        intro = self.say("tiles") + self.say(f"position-{walkthrough.position_origin}")
+        intro = self.paragraph("tiles") + self.paragraph(f"position-{walkthrough.position_origin}")
         if walkthrough.position_tables > 1:
-            intro += self.say("first-layer")
+            intro += self.paragraph("first-layer")
         tiles = wide_image(figures["positions"], "position embeddings")
-        return intro + headline_numbers(pairs) + figure(self.word("similarity"), self.word("similarity-note"), tiles)
+        return intro + headline_numbers(captions) + figure(self.t("similarity"), self.t("similarity-note"), tiles)
 
 
 def similarity_tiles(table_NN: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """A tile for each patch, at its place in the grid, with its similarity to all others."""
+    """Draw a tile for each patch, at its position in the grid: its similarity to all patches.
+
+    `table_NN` are cosine similarities. Return pixels, uint8 (h, w, 3).
+    """
     rows, columns = grid
     tiles = sequential((table_NN.reshape(rows, columns, rows, columns) + 1) / 2)
     tiles = np.pad(tiles, ((0, 0), (0, 0), (0, 1), (0, 1), (0, 0)), constant_values=255)

@@ -48,7 +48,7 @@ function draw() {
     zoom.style.backgroundPosition = `${part(patch % wide, wide)}% ${part(Math.floor(patch / wide), high)}%`;
   }
   const names = { row: Math.floor(patch / grid[1]), column: patch % grid[1], number: patch, count: grid[0] * grid[1] };
-  $("followed").textContent = data.words[root.lang].replace(/{(\w+)}/g, (_, name) => names[name]);
+  $("followed").textContent = data.messages[root.lang].replace(/{(\w+)}/g, (_, name) => names[name]);
 }
 
 if (data.all && patch !== null) {
