@@ -1,7 +1,7 @@
 """Archives of folders: .zip and .tar are read in place, .tar.gz is unpacked once to a .tar in the cache.
 
-An archive may come from anywhere. Nothing is written under a name that it states, no link is followed, and memory is
-checked before a file is unpacked. Damage is found where `zipfile` and `tarfile` find it, and at the end of a .tar.
+An archive may be hostile. No file is written under a name from the archive, no link is followed, and memory is checked
+before a file is unpacked. Corruption is detected where `zipfile` and `tarfile` detect it, and at the end of a .tar.
 """
 
 import contextlib
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset
 
 _CHUNK = 2**20
-_BLOCK = 512  # bytes of a header in a .tar; its files fill whole blocks
-_DEEPEST = 100  # folders within folders
-_SUSPICIOUS = 200  # how much more a .tar.gz may unpack to, once it is large
+_BLOCK = 512  # bytes of a header in a .tar; files are padded to multiples of it
+_MAX_DEPTH = 100  # of nested folders
+_MAX_RATIO = 200  # unpacked size / packed size of a .tar.gz that unpacks to more than _LARGE bytes
 _LARGE = 2**30
 _SPARE_DISK = 2**29  # bytes that unpacking leaves free
 
 
 class Archive(Tree):
-    """The files of an archive. `name` is what messages call it; `prefix` is the folder in it that is the root."""
+    """The files of an archive. `name` is its name in messages; `prefix` is the folder in it that is the root."""
 
     def __init__(self, path: str | Path, name: str = "", prefix: str = "") -> None:
         self.path, self.prefix = Path(path), prefix
@@ -56,32 +56,32 @@ class Archive(Tree):
                 self._add(member)
         except VitrailError:
             raise
-        except Exception as error:  # a damaged archive raises what its parsers raise
-            raise self._damaged(first_line(error)) from None
+        except Exception as error:  # the parsers of a corrupt archive raise exceptions of any type
+            raise self._corrupt(first_line(error)) from None
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path, str, str]]:
         return type(self), (self.path, self.name, self.prefix)
 
     @abstractmethod
     def _list(self) -> Iterator[str]:
-        """The names of all files and (with a slash at the end) folders, checked."""
+        """Yield the checked names of all files and folders; names of folders end with a slash."""
 
     @abstractmethod
     def _read(self, member: str) -> bytes:
-        """The bytes of a file."""
+        """Return the bytes of a file."""
 
     @abstractmethod
     def _size(self, member: str) -> int:
-        """The size of a file."""
+        """Return the size of a file in bytes."""
 
     def folders(self, path: str = "") -> list[str]:
-        return self._folders.get(self._at(path), [])
+        return self._folders.get(self._member_folder(path), [])
 
     def files(self, path: str = "") -> list[str]:
-        return sorted(self._files.get(self._at(path), []))
+        return sorted(self._files.get(self._member_folder(path), []))
 
     def images(self, path: str = "") -> list[str]:
-        return sorted(self._walk(path))
+        return sorted(self._walk_images(path))
 
     def image(self, path: str) -> str:
         from vitrail.data.decode import StoredImage
@@ -99,13 +99,13 @@ class Archive(Tree):
             raise
         except KeyError:
             raise CorruptFileError(path=self.full(path), cause="is missing") from None
-        except Exception as error:  # what the parsers raise
+        except Exception as error:  # the parsers raise exceptions of any type
             raise CorruptFileError(path=self.full(path), cause=f"cannot be read ({first_line(error)})") from None
 
     def below(self, name: str) -> Self:
-        other = copy.copy(self)
-        other.prefix, other.name = f"{self.prefix}{name}/", f"{self.name}/{name}"
-        return other
+        subtree = copy.copy(self)
+        subtree.prefix, subtree.name = f"{self.prefix}{name}/", f"{self.name}/{name}"
+        return subtree
 
     def walk(self) -> Iterator[tuple[str, list[str]]]:
         for folder, names in self._files.items():
@@ -113,88 +113,88 @@ class Archive(Tree):
                 yield self.full(folder[len(self.prefix) :]), names
 
     def __copy__(self) -> Self:
-        other = object.__new__(type(self))
-        other.__dict__ |= self.__dict__
-        return other
+        archive = object.__new__(type(self))
+        archive.__dict__ |= self.__dict__
+        return archive
 
-    def _at(self, path: str) -> str:
-        """A folder by its path in the archive."""
+    def _member_folder(self, path: str) -> str:
+        """Return the path in the archive of a folder in this tree."""
         return (self.prefix + path).removesuffix("/")
 
-    def _walk(self, path: str) -> Iterator[str]:
-        within = f"{path}/" if path else ""
-        for name in self._files.get(self._at(path), []):
+    def _walk_images(self, path: str) -> Iterator[str]:
+        parent = f"{path}/" if path else ""
+        for name in self._files.get(self._member_folder(path), []):
             if is_image(name):
-                yield self.image(within + name)
+                yield self.image(parent + name)
         for name in self.folders(path):
-            yield from self._walk(within + name)
+            yield from self._walk_images(parent + name)
 
     def _add(self, member: str) -> None:
-        """Enter a name into the folders, unless it or one of its folders is hidden, or it is the root."""
+        """Add a file or folder to the listing, unless it or one of its folders is hidden, or it is the root."""
         parts = member.removesuffix("/").split("/")
         if any(not part or part.startswith(".") or part == "__MACOSX" for part in parts):
             return
         folder = ""
         for part in parts if member.endswith("/") else parts[:-1]:
-            inside = f"{folder}/{part}" if folder else part
-            if inside not in self._folders:
-                self._folders[inside] = []
+            subfolder = f"{folder}/{part}" if folder else part
+            if subfolder not in self._folders:
+                self._folders[subfolder] = []
                 self._folders[folder].append(part)
-            folder = inside
+            folder = subfolder
         if not member.endswith("/"):
             self._files.setdefault(folder, []).append(parts[-1])
 
-    def _clean(self, name: str) -> str:
-        """A name with slashes, without the empty parts and dots that programs write; "" is the root."""
+    def _normalise(self, name: str) -> str:
+        """Return a name with slashes and without empty parts and dots; "" is the root. Unsafe names are rejected."""
         name = name.replace("\\", "/")
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/") or ".." in parts:
-            raise self._damaged(f"{name[:200]!r} would lie outside of it")
-        if len(parts) > _DEEPEST:
-            raise self._damaged(f"{name[:200]!r} is nested too deeply")
+            raise self._corrupt(f"{name[:200]!r} would lie outside of it")
+        if len(parts) > _MAX_DEPTH:
+            raise self._corrupt(f"{name[:200]!r} is nested too deeply")
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise self._damaged(f"the name {name[:200]!r} is not Unicode") from None
+            raise self._corrupt(f"the name {name[:200]!r} is not Unicode") from None
         return "/".join(parts)
 
-    def _damaged(self, reason: str) -> CorruptFileError:
+    def _corrupt(self, reason: str) -> CorruptFileError:
         return CorruptFileError(path=self.name, cause=f"cannot be read as an archive ({reason})")
 
 
 class ZipTree(Archive):
-    """A .zip file, read in place. Every file is checked against its CRC-32."""
+    """A .zip file, read in place. `zipfile` checks the CRC-32 of every file."""
 
     def _list(self) -> Iterator[str]:
         self._zip = open_zip(self.path)
         self._infos: dict[str, zipfile.ZipInfo] = {}
         for info in self._zip.infolist():
-            name = self._decode(info)
-            self._infos[self._clean(name) + ("/" if name.endswith(("/", "\\")) else "")] = info
+            name = self._decode_name(info)
+            self._infos[self._normalise(name) + ("/" if name.endswith(("/", "\\")) else "")] = info
         if sum(info.compress_size for info in self._infos.values()) > self.bytes:
-            raise self._damaged("its files overlap")
+            raise self._corrupt("its files overlap")
         yield from self._infos
 
-    def _decode(self, info: zipfile.ZipInfo) -> str:
-        """A name. Some programs write UTF-8 without saying so, and zipfile then takes it for an old code page."""
+    def _decode_name(self, info: zipfile.ZipInfo) -> str:
+        """Return the name of a file. Names in UTF-8 without the flag for it are decoded again: zipfile uses CP437."""
         if info.flag_bits & 0x800 or info.filename.isascii():
             return info.filename
         try:
             return info.filename.encode("cp437").decode()
         except UnicodeError:
-            raise self._damaged(f"the name {info.filename[:200]!r} is not Unicode") from None
+            raise self._corrupt(f"the name {info.filename[:200]!r} is not Unicode") from None
 
     def _read(self, member: str) -> bytes:
         info = self._infos[member]
         with self._zip.open(info) as file:
-            return file.read(info.file_size + 1)  # without a size, all of it is unpacked, whatever it states
+            return file.read(info.file_size + 1)  # without a limit, a file that states a false size would fill memory
 
     def _size(self, member: str) -> int:
         return self._infos[member].file_size
 
 
 class _Descriptor:
-    """An open file, which threads read at any place, until nobody needs it."""
+    """File descriptor that threads share for reads at any offset. It is closed with the last reference."""
 
     def __init__(self, path: Path) -> None:
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -203,8 +203,8 @@ class _Descriptor:
         os.close(self.number)
 
 
-class _Place(NamedTuple):
-    """Where a file lies in a .tar."""
+class _Extent(NamedTuple):
+    """Offset and size of a file in a .tar, in bytes."""
 
     start: int
     size: int
@@ -214,44 +214,44 @@ class TarTree(Archive):
     """A .tar file, read in place."""
 
     def _list(self) -> Iterator[str]:
-        self._places: dict[str, _Place] = {}
+        self._extents: dict[str, _Extent] = {}
         self._file = _Descriptor(self.path)
         end = -1
         with tarfile.open(self.path, "r:") as archive:
             for info in archive:
-                if info.offset <= end or info.size < 0:  # reading on would never end
+                if info.offset <= end or info.size < 0:  # the loop would never end
                     raise ValueError("its headers lead backwards")
                 end = info.offset
-                name = self._clean(info.name)
+                name = self._normalise(info.name)
                 if info.isdir():
                     yield f"{name}/"
                     continue
                 if not info.isreg() or info.issparse():
                     raise ValueError(f"{name[:200]!r} is a link or another special file")
-                if name not in self._places:
+                if name not in self._extents:
                     yield name
-                self._places[name] = _Place(info.offset_data, info.size)
-            mark = os.pread(self._file.number, _BLOCK, archive.offset)
-            # tarfile takes a damaged header, and the end of a file that was cut off, for the end of the archive.
-            if mark != bytes(_BLOCK):
+                self._extents[name] = _Extent(info.offset_data, info.size)
+            end_mark = os.pread(self._file.number, _BLOCK, archive.offset)
+            # tarfile mistakes a corrupt header, or the end of a truncated file, for the end of the archive.
+            if end_mark != bytes(_BLOCK):
                 raise ValueError(f"it is damaged or cut off at byte {archive.offset:,}")
 
     def _read(self, member: str) -> bytes:
-        place = self._places[member]
+        start, size = self._extents[member]
         content = bytearray()
-        while len(content) < place.size:
-            piece = os.pread(self._file.number, place.size - len(content), place.start + len(content))
+        while len(content) < size:
+            piece = os.pread(self._file.number, size - len(content), start + len(content))
             if not piece:
-                raise ValueError(f"it states {place.size:,} bytes, it has {len(content):,}")
+                raise ValueError(f"it states {size:,} bytes, it has {len(content):,}")
             content += piece
         return bytes(content)
 
     def _size(self, member: str) -> int:
-        return self._places[member].size
+        return self._extents[member].size
 
 
 class ArchiveFile(Source):
-    """A .zip, .tar, .tar.gz or .tgz of a folder of any layout, perhaps within one folder in it."""
+    """A .zip, .tar, .tar.gz or .tgz of a folder with any layout. Outer folders with one folder each are skipped."""
 
     description = "a .zip, .tar or .tar.gz of such a folder"
 
@@ -269,22 +269,23 @@ class ArchiveFile(Source):
         try:
             dataset = self._read(tree)
         except VitrailError:
-            if notes:  # it has just been unpacked, in vain
+            if notes:  # it was unpacked just now: do not keep what cannot be read
                 tree.path.unlink(missing_ok=True)
             raise
         return dataclasses.replace(dataset, name=name, notes=(*notes, *dataset.notes))
 
     def _read(self, tree: Archive) -> "Dataset":
-        while len(inside := tree.folders()) == 1 and not tree.files() and _is_wrapper(tree, inside[0]):
-            tree = tree.below(inside[0])
+        """Read a data set by the first layout that its tree has."""
+        while len(folders := tree.folders()) == 1 and not tree.files() and _is_wrapper(tree, folders[0]):
+            tree = tree.below(folders[0])
         layouts = (source for source in all_sources() if isinstance(source, FolderLayout))
-        fitting = ((layout, layout.find(tree)) for layout in layouts)
-        layout, place = next((layout, place) for layout, place in fitting if place is not None)
-        return layout.read(place)
+        candidates = ((layout, layout.find(tree)) for layout in layouts)
+        layout, root = next((layout, root) for layout, root in candidates if root is not None)
+        return layout.read(root)
 
 
 def _is_wrapper(tree: Tree, name: str) -> bool:
-    """Whether a folder only wraps the data set: it is neither a split nor a class of images."""
+    """Return whether a folder only wraps the data set: it is neither a split nor a class of images."""
     if name.lower() in SPLIT_NAMES:
         return False
     return bool(tree.folders(name)) or not all(map(is_image, tree.files(name)))
@@ -294,32 +295,37 @@ _UNPACKING = threading.Lock()
 
 
 def unpack_once(path: Path) -> tuple[TarTree, tuple[str, ...]]:
-    """The tree of a .tar.gz, unpacked to a .tar in the cache if it is not there yet, and a note that says so. It is
-    known by its path, size, time and end, where gzip has a checksum of all."""
+    """Return the tree of a .tar.gz and, if the archive was unpacked now, a note.
+
+    The archive is unpacked to a .tar in the user's cache unless it is there already. Its key is the path, size, time
+    and last 8 bytes of the file, where gzip has its checksum.
+    """
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         end = os.pread(file.fileno(), 8, max(0, status.st_size - 8))
     stamp = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0".encode(errors="surrogateescape") + end
-    kept = user_folder() / "archives" / f"{hashlib.sha256(stamp).hexdigest()[:32]}.tar"
+    cached = user_folder() / "archives" / f"{hashlib.sha256(stamp).hexdigest()[:32]}.tar"
     with _UNPACKING:
-        if kept.is_file():
+        if cached.is_file():
             # The unpacked copy may have been cut off since, while the archive itself is complete.
             with contextlib.suppress(CorruptFileError):
-                return TarTree(kept, str(path)), ()
-        _remove_leftovers(kept.parent)
-        with atomic_file(kept, force=True) as file:
+                return TarTree(cached, str(path)), ()
+        _remove_leftovers(cached.parent)
+        with atomic_file(cached, force=True) as file:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             size = _inflate(path, file, status.st_size)
             file.flush()
-            tree = TarTree(f"/dev/fd/{file.fileno()}", str(path))  # refused before it is kept
-    tree.path = kept
-    return tree, (f"{path.name} is unpacked once into {str(kept)!r} ({size:,} bytes)",)
+            tree = TarTree(f"/dev/fd/{file.fileno()}", str(path))  # checked before it enters the cache
+    tree.path = cached
+    return tree, (f"{path.name} is unpacked once into {str(cached)!r} ({size:,} bytes)",)
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes were unpacking. Whoever still writes a file holds its lock; an empty one may be so
-    new that its writer has yet to take it."""
+    """Remove partial files of killed processes.
+
+    A running process holds the lock of its file. An empty file is left: its process may not have taken the lock yet.
+    """
     for path in folder.glob(".*.tar.writing-*"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -328,9 +334,12 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _inflate(path: Path, file: BinaryIO, packed: int) -> int:
-    """Unpack a gzip file, but not more than there is room for, nor what only a bomb would unpack to."""
+    """Unpack a gzip file of `packed` bytes and return its unpacked size.
+
+    Raises an error if the disk is too small, or if the ratio of the sizes shows a decompression bomb.
+    """
     free = max(0, shutil.disk_usage(file.fileno()).free - _SPARE_DISK)
-    most, size = max(_LARGE, _SUSPICIOUS * packed), 0
+    limit, size = max(_LARGE, _MAX_RATIO * packed), 0
     try:
         with gzip.open(path) as source:
             while piece := source.read(_CHUNK):
@@ -340,8 +349,8 @@ def _inflate(path: Path, file: BinaryIO, packed: int) -> int:
                         f"Cache must have room for {str(path)!r}, which unpacks to more than the {free:,} bytes that"
                         f" are free in {str(user_folder())!r}. Set VITRAIL_HOME to a folder with more."
                     )
-                if size > most:
-                    raise ValueError(f"it unpacks to over {_SUSPICIOUS} times its size")
+                if size > limit:
+                    raise ValueError(f"it unpacks to over {_MAX_RATIO} times its size")
                 file.write(piece)
     except (EOFError, ValueError, zlib.error, gzip.BadGzipFile) as error:
         if isinstance(error, VitrailError):

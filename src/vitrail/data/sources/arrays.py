@@ -9,13 +9,15 @@ import numpy as np
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.data.dataset import SPLITS, Dataset, Split
 
-_MOST_CLASSES = 10_000_000
-_LARGEST = np.iinfo(np.int64).max
+_MAX_CLASSES = 10_000_000
+_MAX_LABEL = np.iinfo(np.int64).max
 
 
 def dataset_in_memory(data: Any) -> Dataset:
-    """A data set of a pair (images, labels), where images are pixels or paths of files, or of a mapping of arrays with
-    the names that an .npz file has."""
+    """Build a data set from a pair (images, labels) or from a mapping of arrays with the names of an .npz file.
+
+    In a pair, images are pixels or paths of files.
+    """
     arrays: dict[str, Any]
     match data:
         case Mapping():
@@ -33,7 +35,7 @@ def dataset_in_memory(data: Any) -> Dataset:
 
 
 def are_paths(images: Any) -> bool:
-    """Whether these images are paths of files: a list, an array or a column of a table."""
+    """Return whether images are paths of files, in a list, an array or a column of a table."""
     is_list = isinstance(images, list | tuple) or getattr(images, "ndim", None) == 1
     return is_list and len(images) > 0 and all(isinstance(image, str | os.PathLike) for image in images)
 
@@ -47,33 +49,35 @@ def _dataset_of_files(paths: list[str], labels: np.ndarray) -> Dataset:
     return Dataset("files", names, {"all": Split("all", paths, indices)}, root=root)
 
 
-def _as_array(name: str, thing: Any) -> np.ndarray:
-    """A list, a tensor or a column of a table as an array; texts as numpy's texts."""
+def _as_array(name: str, values: Any) -> np.ndarray:
+    """Convert a list, a tensor or a column of a table into an array; strings become numpy's fixed-width strings."""
     try:
-        array = np.asarray(thing)
-        if array.dtype.kind in "OT" and all(isinstance(one, str) for one in array.ravel()):
+        array = np.asarray(values)
+        if array.dtype.kind in "OT" and all(isinstance(element, str) for element in array.ravel()):
             array = array.astype(str)
     except (ValueError, TypeError, RuntimeError):
-        raise UsageError(f"{name} must be one array, got {type(thing).__name__} of several shapes or kinds.") from None
+        raise UsageError(f"{name} must be one array, got {type(values).__name__} of several shapes or types.") from None
     return array
 
 
 def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
-    """A data set of the arrays `images` and `labels`, or `train_images` ... `test_labels`; `classes` are the names of
-    integer labels. Messages call it `name`."""
+    """Build a data set from the arrays `images` and `labels`, or `train_images` ... `test_labels`.
+
+    The optional array `classes` has the names of integer labels. Messages call the data set `name`.
+    """
     keys = {split: (f"{split}_images", f"{split}_labels") for split in SPLITS}
     if "images" in arrays:
-        if mixed := [name for pair in keys.values() for name in pair if name in arrays]:
+        if mixed := [key for pair in keys.values() for key in pair if key in arrays]:
             raise UsageError(
                 f"Arrays must be either images and labels or those of splits, got {mixed[0]}, too, in {name!r}."
             )
         keys = {"all": ("images", "labels")}
     pairs = {}
-    for split, (one, other) in keys.items():
-        if (one in arrays) != (other in arrays):
-            raise CorruptFileError(path=name, cause=f"has only one of {one} and {other}")
-        if one in arrays:
-            pairs[split] = (_as_images(arrays[one], one, name), arrays[other])
+    for split, (images_key, labels_key) in keys.items():
+        if (images_key in arrays) != (labels_key in arrays):
+            raise CorruptFileError(path=name, cause=f"has only one of {images_key} and {labels_key}")
+        if images_key in arrays:
+            pairs[split] = (_as_images(arrays[images_key], images_key, name), arrays[labels_key])
     if not pairs:
         raise UsageError(
             f"Arrays must be called images and labels, or train_images ... test_labels, got"
@@ -92,13 +96,13 @@ def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
 
 
 def unlabelled(images: np.ndarray, name: str) -> Split:
-    """A split of images of which no classes are known: all are of the class 0."""
+    """Build a split of images without labels. Every image gets class 0."""
     pixels = _as_images(images, "images", name)
     return Split("all", pixels, np.zeros(len(pixels), np.int64))
 
 
 def pixels_in_memory(images: Any) -> np.ndarray:
-    """The pixels (n, height, width, channels) of an array or a tensor of several images."""
+    """Return the pixels of an array or a tensor of several images, uint8 (n, height, width, channels)."""
     return _as_images(_as_array("images", images), "images", "arrays")
 
 
@@ -124,23 +128,21 @@ def _as_images(images: np.ndarray, key: str, name: str) -> np.ndarray:
 def _class_table(
     labels: list[np.ndarray], classes: np.ndarray | None, name: str
 ) -> tuple[tuple[str, ...], list[np.ndarray]]:
-    """Sorted class names (numbers by value), and every label as an index into them."""
-    # Each split's own values first: all labels in one array would be a copy of them.
+    """Return the sorted class names (numbers by value), and the labels of every split as indices into them."""
+    # Find the distinct labels of each split first: joining all labels would copy them.
     distinct = [np.unique(part) for part in labels]
-    if any(part.dtype.kind == "u" and part[-1] > _LARGEST for part in distinct):
+    if any(part.dtype.kind == "u" and part[-1] > _MAX_LABEL for part in distinct):
         raise CorruptFileError(
-            f"Labels must be names or integers up to {_LARGEST:,}, got larger ones in {name!r}.", path=name
+            f"Labels must be names or integers up to {_MAX_LABEL:,}, got larger ones in {name!r}.", path=name
         )
     distinct = [part if part.dtype.kind == "U" else part.astype(np.int64) for part in distinct]
     if len({part.dtype.kind for part in distinct}) > 1:
         raise CorruptFileError(path=name, cause="has labels that are numbers in one split and names in another")
     values = np.unique(np.concatenate(distinct))
-    if len(values) > _MOST_CLASSES:
-        raise CorruptFileError(
-            f"Classes must be at most {_MOST_CLASSES:,}, got {len(values):,} in {name!r}.", path=name
-        )
+    if len(values) > _MAX_CLASSES:
+        raise CorruptFileError(f"Classes must be at most {_MAX_CLASSES:,}, got {len(values):,} in {name!r}.", path=name)
     if classes is not None:
-        is_list = classes.ndim == 1 and classes.dtype.kind == "U" and len(classes) <= _MOST_CLASSES
+        is_list = classes.ndim == 1 and classes.dtype.kind == "U" and len(classes) <= _MAX_CLASSES
         names = _as_names(classes, name) if is_list else []
         if not names or len(set(names)) < len(names):
             raise CorruptFileError(
@@ -153,8 +155,8 @@ def _class_table(
                 path=name,
             )
         order = sorted(range(len(names)), key=names.__getitem__)
-        place = np.argsort(order)
-        return tuple(names[index] for index in order), [place[part] for part in labels]
+        rank = np.argsort(order)
+        return tuple(names[index] for index in order), [rank[part] for part in labels]
     table = _as_names(values, name) if values.dtype.kind == "U" else map(str, values)
     return tuple(table), [np.searchsorted(values, part.astype(values.dtype, copy=False)) for part in labels]
 
@@ -163,7 +165,7 @@ def _as_names(texts: np.ndarray, name: str) -> list[str]:
     try:
         names = texts.tolist()
         "".join(names).encode()
-    except (ValueError, SystemError):  # arrays may hold numbers that are no characters
+    except (ValueError, SystemError):  # arrays may hold numbers that are not Unicode code points
         names = [""]
     if "" in names:
         raise CorruptFileError(

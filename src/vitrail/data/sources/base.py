@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset, Split
 
-# The names that folders and tables give to splits.
+# Names of splits in folders and tables, and the split that each means.
 SPLIT_NAMES = {
     "train": "train",
     "training": "train",
@@ -20,24 +20,27 @@ SPLIT_NAMES = {
 
 
 class Source(ABC):
-    """One form of DATA. `vitrail --help` imports the modules of built-in sources, so these import numpy and other large
-    packages in the methods."""
+    """One form of DATA.
+
+    `vitrail --help` imports the modules of built-in sources. So they import numpy and other large packages only inside
+    their methods.
+    """
 
     description: ClassVar[str]
     """Description in the help and in errors, such as "a folder of idx files"."""
     word: ClassVar[str] = ""
-    """Its name, if it is not a path."""
+    """Name of the data set, if users open it by name instead of by path."""
     is_folder_of_files: ClassVar[bool] = False
-    """Whether it is a folder of image files, which may also be meant as such, without classes."""
+    """Whether DATA is a folder of image files, which can also be used as images without classes."""
 
     @abstractmethod
     def recognises(self, data: str | Path) -> bool:
-        """Whether `data`, any string or path, is of this kind."""
+        """Return whether this source can open `data`, which is any string or path."""
 
     @abstractmethod
     def open(self, data: str | Path) -> "Dataset":
-        """Open recognised data. Image files are listed, not read."""
+        """Open data that this source recognises. Image files are listed, not read."""
 
     def open_images(self, data: str | Path, split: str | None) -> "Split":
-        """The images of recognised data whose labels do not matter, of the given split or as `for_evaluation`."""
+        """Return the images of a split (by default as `Dataset.for_evaluation`) where labels are not needed."""
         return self.open(data).for_evaluation(split)

@@ -1,4 +1,4 @@
-"""Data sets that have a name: those that ship with the package, and Fashion-MNIST where it is installed."""
+"""Data sets that are opened by name: those in the package, and Fashion-MNIST where it is installed."""
 
 import dataclasses
 import os
@@ -20,14 +20,14 @@ _FASHION_PACKAGE = Path("/usr/share/datasets/fashion-mnist")  # where Debian's d
 
 
 class BuiltIn(Source):
-    """A data set with a name. A path of the same name is not meant."""
+    """A data set with a name. The name takes precedence over a path of the same name."""
 
     def recognises(self, data: str | Path) -> bool:
         return data == self.word
 
 
 class Digits(BuiltIn):
-    """1,797 handwritten digits of 8 x 8 pixels (see NOTICE); a fifth, 36 of each class, is the test split."""
+    """1,797 handwritten digits of 8 x 8 pixels (see NOTICE). The test split has a fifth of them, 36 of each class."""
 
     word = description = "digits"
 
@@ -37,26 +37,26 @@ class Digits(BuiltIn):
         from vitrail.core import rng
         from vitrail.data.dataset import Dataset, Split
 
-        arrays = _shipped("digits.npz")
+        arrays = _read_embedded("digits.npz")
         labels = arrays["labels"].astype(np.int64)
         order = rng.permutation(len(labels), 0, stream="digits")
         test = np.sort(np.concatenate([order[labels[order] == digit][:36] for digit in range(10)]))
-        everything = Split("all", arrays["images"], labels)
+        digits = Split("all", arrays["images"], labels)
         splits = {
-            "train": everything.select(np.setdiff1d(np.arange(len(labels)), test), "train"),
-            "test": everything.select(test, "test"),
+            "train": digits.select(np.setdiff1d(np.arange(len(labels)), test), "train"),
+            "test": digits.select(test, "test"),
         }
         return Dataset(self.word, tuple("0123456789"), splits, licence="cc-by-4.0")
 
 
 class Fashion40(BuiltIn):
-    """Four test images of each class of Fashion-MNIST (see NOTICE): no embedded model was trained on them."""
+    """Four test images of each class of Fashion-MNIST (see NOTICE). No embedded model was trained on them."""
 
     word = description = "fashion-40"
 
     def open(self, data: str | Path) -> "Dataset":
-        arrays = _shipped("fashion-40.npz")
-        return _fashion({"test_images": arrays["images"], "test_labels": arrays["labels"]}, self.word)
+        arrays = _read_embedded("fashion-40.npz")
+        return _fashion_dataset({"test_images": arrays["images"], "test_labels": arrays["labels"]}, self.word)
 
 
 class FashionMnist(BuiltIn):
@@ -65,26 +65,26 @@ class FashionMnist(BuiltIn):
     word = description = "fashion-mnist"
 
     def open(self, data: str | Path) -> "Dataset":
-        places = [_FASHION_PACKAGE]
+        folders = [_FASHION_PACKAGE]
         if root := os.environ.get("VITRAIL_DATA"):
-            places = [Path(root) / "fashion-mnist", Path(root), *places]
-        for place in places:
-            if IdxFolder().recognises(place):
-                return _fashion(read_idx_folder(place), self.word)
+            folders = [Path(root) / "fashion-mnist", Path(root), *folders]
+        for folder in folders:
+            if IdxFolder().recognises(folder):
+                return _fashion_dataset(read_idx_folder(folder), self.word)
         raise UsageError(
             "Data 'fashion-mnist' must be installed first: on Debian `apt install dataset-fashion-mnist`; elsewhere put"
             " its four idx files into a folder fashion-mnist and set VITRAIL_DATA to the folder above."
         )
 
 
-def _shipped(name: str) -> dict[str, "np.ndarray"]:
+def _read_embedded(name: str) -> dict[str, "np.ndarray"]:
     import numpy as np
 
     with resources.files("vitrail.data.sources").joinpath(name).open("rb") as file, np.load(file) as arrays:
         return dict(arrays)
 
 
-def _fashion(arrays: dict[str, "np.ndarray"], name: str) -> "Dataset":
+def _fashion_dataset(arrays: dict[str, "np.ndarray"], name: str) -> "Dataset":
     import numpy as np
 
     from vitrail.data.sources.arrays import dataset_from_arrays

@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100 as their author distributes them: the binary version and the Python version.
 
-The Python version consists of pickles, which the sandbox reads (`core.sandbox.read_arrays`).
+The Python version consists of pickles. They are opened in the sandbox (`core.sandbox.read_arrays`).
 """
 
 import tempfile
@@ -20,20 +20,21 @@ _PIXELS = 3 * 32 * 32
 _PARTS = tuple(f"data_batch_{number}" for number in range(1, 6))
 
 
-class _Set(NamedTuple):
-    """One of the two data sets, in one version."""
+class _Version(NamedTuple):
+    """One version of one of the two data sets."""
 
     name: str
     training: tuple[str, ...]
     test: str
     names: str
-    """The file of class names."""
+    """File of the class names."""
     key: str
-    """Where the Python version has labels, and the names of classes."""
+    """Key of the labels in the Python version."""
     names_key: str
+    """Key of the class names in the Python version."""
     classes: int
     label_bytes: int
-    """How many bytes the binary version has before the pixels; the last of them is the class."""
+    """Bytes before the pixels of an image in the binary version; the last of them is the class."""
 
     @property
     def is_binary(self) -> bool:
@@ -44,13 +45,13 @@ class _Set(NamedTuple):
         return (*self.training, self.test, self.names)
 
 
-_SETS = (
-    _Set("CIFAR-10", _PARTS, "test_batch", "batches.meta", "labels", "label_names", 10, 0),
-    _Set(
+_VERSIONS = (
+    _Version("CIFAR-10", _PARTS, "test_batch", "batches.meta", "labels", "label_names", 10, 0),
+    _Version(
         "CIFAR-10", tuple(f"{part}.bin" for part in _PARTS), "test_batch.bin", "batches.meta.txt", "labels", "", 10, 1
     ),
-    _Set("CIFAR-100", ("train",), "test", "meta", "fine_labels", "fine_label_names", 100, 0),
-    _Set("CIFAR-100", ("train.bin",), "test.bin", "fine_label_names.txt", "fine_labels", "", 100, 2),
+    _Version("CIFAR-100", ("train",), "test", "meta", "fine_labels", "fine_label_names", 100, 0),
+    _Version("CIFAR-100", ("train.bin",), "test.bin", "fine_label_names.txt", "fine_labels", "", 100, 2),
 )
 
 
@@ -60,7 +61,7 @@ class Cifar(FolderLayout):
     description = "CIFAR-10 or CIFAR-100 as distributed"
 
     def fits(self, tree: Tree) -> bool:
-        return _which(tree) is not None
+        return _find_version(tree) is not None
 
     def read(self, tree: Tree) -> "Dataset":
         import dataclasses
@@ -69,25 +70,25 @@ class Cifar(FolderLayout):
 
         from vitrail.data.sources.arrays import dataset_from_arrays
 
-        form = _which(tree)
-        if form is None or (missing := [name for name in form.files if not tree.has(name)]):
+        version = _find_version(tree)
+        if version is None or (missing := [name for name in version.files if not tree.has(name)]):
             raise CorruptFileError(path=tree.name, cause=f"is incomplete: {', '.join(missing)} is missing")
-        check_unpacked_size(2 * sum(tree.size(name) for name in form.files), Path(tree.name))
-        read = _read_binary if form.is_binary else _read_pickle
-        parts = [read(tree, name, form) for name in form.training]
-        images, labels = (np.concatenate(some) for some in zip(*parts, strict=True))
-        test_images, test_labels = read(tree, form.test, form)
-        if form.is_binary:
-            names = [line.strip() for line in tree.text(form.names).split("\n") if line.strip()]
+        check_unpacked_size(2 * sum(tree.size(name) for name in version.files), Path(tree.name))
+        read = _read_binary if version.is_binary else _read_pickle
+        parts = [read(tree, name, version) for name in version.training]
+        images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        test_images, test_labels = read(tree, version.test, version)
+        if version.is_binary:
+            names = [line.strip() for line in tree.text(version.names).split("\n") if line.strip()]
         else:
-            names = _unpickle(tree, form.names)[1].get(form.names_key, [])
-        if len(names) != form.classes:  # with one more or less, the classes after it would have the names of others
+            names = _unpickle(tree, version.names)[1].get(version.names_key, [])
+        if len(names) != version.classes:  # a missing or additional line would shift the names of all later classes
             raise CorruptFileError(
-                path=tree.full(form.names), cause=f"must have {form.classes} names of classes, got {len(names)}"
+                path=tree.full(version.names), cause=f"must have {version.classes} names of classes, got {len(names)}"
             )
         if strange := next((name for name in names if not name.isprintable()), None):
             raise CorruptFileError(
-                path=tree.full(form.names), cause=f"must have names that can be read, got {strange!r}"
+                path=tree.full(version.names), cause=f"must have names that can be read, got {strange!r}"
             )
         arrays = {
             "train_images": images,
@@ -96,34 +97,35 @@ class Cifar(FolderLayout):
             "test_labels": test_labels,
             "classes": np.array(names),
         }
-        version = "binary" if form.is_binary else "Python"
-        note = f"read as {form.name}, {version} version: {len(images):,} training and {len(test_images):,} test images"
+        language = "binary" if version.is_binary else "Python"
+        counts = f"{len(images):,} training and {len(test_images):,} test images"
+        note = f"read as {version.name}, {language} version: {counts}"
         return dataclasses.replace(dataset_from_arrays(arrays, tree.name), notes=(note,))
 
 
-def _which(tree: Tree) -> _Set | None:
+def _find_version(tree: Tree) -> _Version | None:
     files = set(tree.files())
-    return next((form for form in _SETS if {form.training[0], form.test, form.names} <= files), None)
+    return next((version for version in _VERSIONS if {version.training[0], version.test, version.names} <= files), None)
 
 
-def _read_binary(tree: Tree, name: str, form: _Set) -> tuple["np.ndarray", "np.ndarray"]:
+def _read_binary(tree: Tree, name: str, version: _Version) -> tuple["np.ndarray", "np.ndarray"]:
     import numpy as np
 
     content = np.frombuffer(tree.read(name), np.uint8)
-    row = form.label_bytes + _PIXELS
-    if not len(content) or len(content) % row:
+    row_bytes = version.label_bytes + _PIXELS
+    if not len(content) or len(content) % row_bytes:
         raise CorruptFileError(
-            path=tree.full(name), cause=f"must have {row:,} bytes for each image, got {len(content):,} in all"
+            path=tree.full(name), cause=f"must have {row_bytes:,} bytes for each image, got {len(content):,} in all"
         )
-    rows = content.reshape(-1, row)
-    return _as_images(rows[:, form.label_bytes :]), rows[:, form.label_bytes - 1].astype(np.int64)
+    rows = content.reshape(-1, row_bytes)
+    return _as_images(rows[:, version.label_bytes :]), rows[:, version.label_bytes - 1].astype(np.int64)
 
 
-def _read_pickle(tree: Tree, name: str, form: _Set) -> tuple["np.ndarray", "np.ndarray"]:
+def _read_pickle(tree: Tree, name: str, version: _Version) -> tuple["np.ndarray", "np.ndarray"]:
     import numpy as np
 
     arrays, _ = _unpickle(tree, name)
-    pixels, labels = arrays.get("data"), arrays.get(form.key)
+    pixels, labels = arrays.get("data"), arrays.get(version.key)
     if (
         pixels is None
         or labels is None
@@ -132,13 +134,13 @@ def _read_pickle(tree: Tree, name: str, form: _Set) -> tuple["np.ndarray", "np.n
         or labels.dtype.kind not in "iu"
     ):
         raise CorruptFileError(
-            path=tree.full(name), cause=f"must have data, {_PIXELS:,} bytes for each image, and {form.key}"
+            path=tree.full(name), cause=f"must have data, {_PIXELS:,} bytes for each image, and {version.key}"
         )
     return _as_images(pixels), labels.astype(np.int64)
 
 
 def _unpickle(tree: Tree, name: str) -> tuple[dict[str, "np.ndarray"], dict[str, list[str]]]:
-    """The arrays and the lists of texts in a pickle."""
+    """Return the arrays and the lists of strings of a pickle, by name."""
     from vitrail.core import array_files
     from vitrail.core.sandbox import read_arrays
     from vitrail.core.sandbox.convert_pickle import convert_pickle
@@ -153,5 +155,5 @@ def _unpickle(tree: Tree, name: str) -> tuple[dict[str, "np.ndarray"], dict[str,
 
 
 def _as_images(pixels: "np.ndarray") -> "np.ndarray":
-    """Rows of all red, all green and all blue levels, as images with channels last."""
+    """Reshape rows of all red, all green and all blue levels into images with channels last."""
     return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).copy()

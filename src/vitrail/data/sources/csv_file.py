@@ -1,4 +1,4 @@
-"""A table of image files and their classes."""
+"""CSV files of image files and their labels."""
 
 import codecs
 import contextlib
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("label", "labels", "split")
 _ENCODINGS = {"utf-16": "UTF-16", "utf-16-le": "UTF-16", "utf-16-be": "UTF-16", "cp949": "CP949"}
-_HEAD = 4096  # bytes that show whether a file is UTF-16
+_HEAD = 4096  # first bytes of a file, in which UTF-16 is detected
 _FILE_COLUMNS = ("file", "path", "filename", "image")
 
 
 class CsvFile(Source):
-    """Lines of `file,label` or `file,label,split`, with or without a header; files are relative to the CSV's folder.
-    With the header `file,labels`, images have any number of labels, separated by semicolons."""
+    """Lines of `file,label` or `file,label,split`, with or without a header.
+
+    Files are relative to the folder of the CSV file. With the header `file,labels`, an image has any number of labels,
+    separated by semicolons.
+    """
 
     description = "a .csv file of image files and labels"
 
@@ -36,32 +39,32 @@ class CsvFile(Source):
         path = Path(data)
         files: dict[str, list[tuple[str, str | tuple[str, ...]]]] = {}
         text, notes = _decode(path)
-        for split, file, label in _read_lines(path, text):
+        for split, file, label in _parse_lines(path, text):
             files.setdefault(split, []).append((str(path.parent / file), label))
         if "all" in files and len(files) > 1:
             raise CorruptFileError(path=path, cause="must name a split in every line or in none")
-        every = [label for pairs in files.values() for _, label in pairs]
-        labels = {one for label in every for one in ((label,) if isinstance(label, str) else label)}
-        if not labels:
+        image_labels = [label for pairs in files.values() for _, label in pairs]
+        classes = {name for label in image_labels for name in ((label,) if isinstance(label, str) else label)}
+        if not classes:
             raise CorruptFileError(path=path, cause="has no label in any line")
-        dataset = Dataset.from_files(str(path), files, labels, root=str(path.parent))
+        dataset = Dataset.from_files(str(path), files, classes, root=str(path.parent))
         if not dataset.is_multilabel:
             return dataclasses.replace(dataset, notes=notes)
-        mean = sum(map(len, every)) / len(every)
-        note = f"read as images with several labels: {mean:.2g} of {len(labels):,} on average"
+        mean = sum(map(len, image_labels)) / len(image_labels)
+        note = f"read as images with several labels: {mean:.2g} of {len(classes):,} on average"
         return dataclasses.replace(dataset, notes=(*notes, note))
 
 
 def _check_cells(path: Path, header: list[str], rows: list[tuple[int, list[str]]]) -> None:
-    """Refuse lines that end too early, and splits under another name, which would be lost."""
+    """Reject lines that end too early, and a column of splits under another name, which would be ignored."""
     if short := next((line for line in rows if len(line[1]) < len(header)), None):
         raise CorruptFileError(
             f"Line {short[0]} of {str(path)!r} must have {len(header)} cells, as its header does, got"
             f" {','.join(short[1])!r}.",
             path=path,
         )
-    for place, name in enumerate(header):
-        values = {row[place].strip().lower() for _, row in rows}
+    for column, name in enumerate(header):
+        values = {row[column].strip().lower() for _, row in rows}
         if name not in (*_COLUMNS, *_FILE_COLUMNS) and values and values <= SPLIT_NAMES.keys():
             raise UsageError(
                 f"CSV header must call the column of {', '.join(sorted(values))} split, got {name!r} in {str(path)!r}."
@@ -69,8 +72,10 @@ def _check_cells(path: Path, header: list[str], rows: list[tuple[int, list[str]]
 
 
 def _decode(path: Path) -> tuple[str, tuple[str, ...]]:
-    """The text of a CSV file in UTF-8, UTF-16 or CP949 (as Excel saves "CSV" in Korean), and a note if it is not in
-    UTF-8."""
+    """Return the text of a CSV file, and a note if it is not in UTF-8.
+
+    UTF-16 and CP949 are also read: Korean Excel saves "CSV" in CP949.
+    """
     content = path.read_bytes()
     encoding = _guess_encoding(content)
     try:
@@ -89,7 +94,7 @@ def _guess_encoding(content: bytes) -> str:
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     head = content[:_HEAD]
-    # Without a byte order mark: in UTF-16, commas, digits and ends of lines have a zero byte after or before them.
+    # UTF-16 without a byte order mark: commas, digits and line ends have a zero byte after or before them.
     if 10 * head.count(0) > len(head):
         return "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
     try:
@@ -97,14 +102,28 @@ def _guess_encoding(content: bytes) -> str:
     except UnicodeDecodeError:
         with contextlib.suppress(UnicodeDecodeError):
             pairs = [letter.encode("cp949") for letter in content.decode("cp949") if not letter.isascii()]
-            # Other encodings often decode as CP949, but seldom to the usual syllables of Hangul (KS X 1001).
+            # Text in other encodings often decodes as CP949, but seldom to common syllables of Hangul (KS X 1001).
             if 2 * sum(0xB0 <= pair[0] <= 0xC8 and pair[1] >= 0xA1 for pair in pairs) > len(pairs):
                 return "cp949"
     return "utf-8-sig"
 
 
-def _read_lines(path: Path, text: str) -> list[tuple[str, str, str | tuple[str, ...]]]:
-    """The split, file and label (or labels) of every line; the split is `all` if there is none."""
+def _find_columns(path: Path, header: list[str]) -> dict[str, int]:
+    """Return the index of the columns file, label and split; a missing split has the index after the last column."""
+    names = ["file" if name in _FILE_COLUMNS else name for name in header]
+    index_of = {name: index for index, name in enumerate(names)}
+    label = "labels" if "labels" in header else "label"
+    if any(names.count(name) > 1 for name in ("file", label, "split")) or {"label", "labels"} <= index_of.keys():
+        raise UsageError(
+            f"CSV header must name file, label (or labels) and split once, got {', '.join(header)} in {str(path)!r}."
+        )
+    if not {"file", label} <= index_of.keys():
+        raise UsageError(f"CSV header must have file and label (or labels), got {', '.join(header)} in {str(path)!r}.")
+    return {"file": index_of["file"], "label": index_of[label], "split": index_of.get("split", len(header))}
+
+
+def _parse_lines(path: Path, text: str) -> list[tuple[str, str, str | tuple[str, ...]]]:
+    """Return the split (`all` if empty), the file and the label (or tuple of labels) of every line."""
     try:
         rows = [(number, row) for number, row in enumerate(csv.reader(io.StringIO(text, newline=""), strict=True), 1)]
     except csv.Error as error:
@@ -112,35 +131,23 @@ def _read_lines(path: Path, text: str) -> list[tuple[str, str, str | tuple[str, 
     rows = [(number, row) for number, row in rows if any(row)]
     columns = {"file": 0, "label": 1, "split": 2}
     header = [cell.strip().lower() for cell in rows[0][1]] if rows else []
-    several = "labels" in header
+    is_multilabel = "labels" in header
     width = len(columns)
-    if several or "label" in header or (header[:1] and header[0] in _FILE_COLUMNS):
-        known = ["file" if name in _FILE_COLUMNS else name for name in header]
-        named = {name: place for place, name in enumerate(known)}
-        what = "labels" if several else "label"
-        if any(known.count(name) > 1 for name in ("file", what, "split")) or {"label", "labels"} <= named.keys():
-            raise UsageError(
-                f"CSV header must name file, label (or labels) and split once, got {', '.join(header)} in"
-                f" {str(path)!r}."
-            )
-        if not {"file", what} <= named.keys():
-            raise UsageError(
-                f"CSV header must have file and label (or labels), got {', '.join(header)} in {str(path)!r}."
-            )
-        columns = {"file": named["file"], "label": named[what], "split": named.get("split", len(header))}
+    if is_multilabel or "label" in header or (header[:1] and header[0] in _FILE_COLUMNS):
+        columns = _find_columns(path, header)
         width, rows = len(header), rows[1:]
         _check_cells(path, header, rows)
     if not rows:
         raise UsageError(f"CSV must have lines of file,label, got none in {str(path)!r}.")
     lines: list[tuple[str, str, str | tuple[str, ...]]] = []
-    labelled: dict[str, str | tuple[str, ...]] = {}
+    label_of: dict[str, str | tuple[str, ...]] = {}
     for number, row in rows:
         if any(row[width:]):
             raise CorruptFileError(
                 f"Line {number} of {str(path)!r} must have at most {width} cells, got {','.join(row)!r}.", path=path
             )
-        cells = {name: row[place].strip() if place < len(row) else "" for name, place in columns.items()}
-        if not cells["file"] or (not cells["label"] and not several):
+        cells = {name: row[column].strip() if column < len(row) else "" for name, column in columns.items()}
+        if not cells["file"] or (not cells["label"] and not is_multilabel):
             raise CorruptFileError(
                 f"Line {number} of {str(path)!r} must be file,label with a comma, got {','.join(row)!r}.",
                 path=path,
@@ -152,8 +159,8 @@ def _read_lines(path: Path, text: str) -> list[tuple[str, str, str | tuple[str, 
                 path=path,
             )
         labels = tuple(sorted(set(filter(None, map(str.strip, cells["label"].split(";"))))))
-        label = labels if several else cells["label"]
-        if labelled.setdefault(cells["file"], label) != label:
+        label = labels if is_multilabel else cells["label"]
+        if label_of.setdefault(cells["file"], label) != label:
             raise CorruptFileError(
                 f"Line {number} of {str(path)!r} must label {cells['file']!r} as an earlier line does, got"
                 f" {cells['label']!r}.",

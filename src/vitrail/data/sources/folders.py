@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 class ClassFolder(FolderLayout):
-    """`root/train/<class>/*` with val, validation or test beside it; or `root/<class>/*`."""
+    """`root/train/<class>/*` with `root/val`, `root/validation` or `root/test`; or `root/<class>/*`."""
 
     description = "a folder of class folders (perhaps in train, val, test)"
     is_folder_of_files = True
     is_distributed = False
 
     def fits(self, tree: Tree) -> bool:
-        """Any folder; other layouts are tried first."""
+        """Accept any folder; other layouts are tried first."""
         return True
 
     def find(self, tree: Tree) -> Tree:
-        """The tree itself; or the only folder in it, if that holds class folders or splits, as unzipping makes it."""
+        """Return the tree; or the tree of its only folder if that has classes or splits, as after unzipping."""
         while (name := _only_data_folder(tree)) is not None:
             tree = tree.below(name)
         return tree
@@ -41,8 +41,8 @@ class ClassFolder(FolderLayout):
     def read(self, tree: Tree) -> "Dataset":
         from vitrail.data.dataset import Dataset
 
-        places = _split_folders(tree)
-        classes = {split: sorted(tree.folders(folder)) for split, folder in places.items()}
+        split_folders = _find_split_folders(tree)
+        classes = {split: sorted(tree.folders(folder)) for split, folder in split_folders.items()}
         labels = sorted({name for names in classes.values() for name in names})
         if not labels:
             raise UsageError(
@@ -51,53 +51,58 @@ class ClassFolder(FolderLayout):
             )
         if not_unicode := [name for name in labels if not _is_text(name)]:
             raise UsageError(f"Class folder must have a name in Unicode, got {not_unicode[0]!r} in {tree.name!r}.")
-        folders = {split: {name: _join(places[split], name) for name in names} for split, names in classes.items()}
+        folders = {
+            split: {name: _join(split_folders[split], name) for name in names} for split, names in classes.items()
+        }
         files = {
-            split: [(file, name) for name, folder in listed.items() for file in tree.images(folder)]
-            for split, listed in folders.items()
+            split: [(file, name) for name, folder in class_folders.items() for file in tree.images(folder)]
+            for split, class_folders in folders.items()
         }
         if not any(files.values()):
             raise UsageError(f"Data folder must have images in its class folders, got none in {tree.name!r}.")
         files = {split: pairs for split, pairs in files.items() if pairs or split == "train"}
-        named = {split: {name: tree.full(at) for name, at in listed.items()} for split, listed in folders.items()}
-        return Dataset.from_files(tree.name, files, labels, folders=named, root=tree.name)
+        full_paths = {
+            split: {name: tree.full(folder) for name, folder in class_folders.items()}
+            for split, class_folders in folders.items()
+        }
+        return Dataset.from_files(tree.name, files, labels, folders=full_paths, root=tree.name)
 
 
 def _only_data_folder(tree: Tree) -> str | None:
-    """The only folder of a tree, if it holds at least two folders (classes) or a split, and no images beside them."""
+    """Return the only folder of a tree if it contains two or more folders (classes) or a split, and no loose images."""
     folders = tree.folders()
     if len(folders) != 1 or folders[0].lower() in SPLIT_NAMES or any(map(is_image, tree.files())):
         return None
-    inside = tree.folders(folders[0])
-    is_divided = len(inside) > 1 or any(name.lower() in SPLIT_NAMES for name in inside)
-    is_wrapped = len(inside) == 1 and _only_data_folder(tree.below(folders[0])) is not None
+    subfolders = tree.folders(folders[0])
+    is_divided = len(subfolders) > 1 or any(name.lower() in SPLIT_NAMES for name in subfolders)
+    is_wrapped = len(subfolders) == 1 and _only_data_folder(tree.below(folders[0])) is not None
     if any(map(is_image, tree.files(folders[0]))) or not (is_divided or is_wrapped):
         return None
     return folders[0]
 
 
-def _split_folders(tree: Tree) -> dict[str, str]:
-    """The folder of each split; `all` is the root itself, if it contains classes and no splits."""
-    below = tree.folders()
-    parts: dict[str, str] = {}
-    for name in below:
+def _find_split_folders(tree: Tree) -> dict[str, str]:
+    """Return the folder of each split, or {"all": ""} if the root contains classes and no splits."""
+    folders = tree.folders()
+    folder_of: dict[str, str] = {}
+    for name in folders:
         split = SPLIT_NAMES.get(name.lower())
         if split is None or (not tree.folders(name) and tree.images(name)):
-            continue  # another folder, or a class that happens to be called so
-        if split in parts:
+            continue  # not a split, or a class that has the name of a split
+        if split in folder_of:
             raise UsageError(
-                f"Data folder must have one {split} folder, got {parts[split]} and {name} in {tree.name!r}."
+                f"Data folder must have one {split} folder, got {folder_of[split]} and {name} in {tree.name!r}."
             )
-        parts[split] = name
-    others = [name for name in below if name not in parts.values()]
-    if "train" not in parts and others:
+        folder_of[split] = name
+    others = [name for name in folders if name not in folder_of.values()]
+    if "train" not in folder_of and others:
         return {"all": ""}
-    if strange := [name for name in others if tree.images(name)]:
+    if classes := [name for name in others if tree.images(name)]:
         raise UsageError(
-            f"Data folder must have either splits or classes in it, got {parts['train']} beside"
-            f" {', '.join(map(repr, strange[:3]))}, which have images, too, in {tree.name!r}."
+            f"Data folder must have either splits or classes in it, got {folder_of['train']} beside"
+            f" {', '.join(map(repr, classes[:3]))}, which have images, too, in {tree.name!r}."
         )
-    return parts or {"all": ""}
+    return folder_of or {"all": ""}
 
 
 def _join(folder: str, name: str) -> str:

@@ -25,7 +25,7 @@ class NpzFile(Source):
         return dataset_from_arrays(array_files.read_arrays(Path(data)), str(data))
 
     def open_images(self, data: str | Path, split: str | None) -> "Split":
-        """Images alone will do, too: the array `images`."""
+        """Return the images of a split; a file with `images` alone is also accepted."""
         from vitrail.core import array_files
         from vitrail.data.sources.arrays import dataset_from_arrays, unlabelled
 

@@ -1,4 +1,4 @@
-"""Opening DATA, whatever its form."""
+"""Registry of data sources, and functions that open DATA of any form."""
 
 import contextlib
 import dataclasses
@@ -35,17 +35,19 @@ SOURCES: Registry[type[Source]] = Registry(
     },
     base="vitrail.data.sources.base:Source",
 )
-"""Data sources by name (see `data.sources.base`). The first that recognises DATA opens it: words before paths, special
-folders before any folder, which is the last."""
+"""Data sources by name (see `data.sources.base`). The first source that recognises DATA opens it. So names come before
+paths, and the layouts of published data sets before the general folder of classes, which is last."""
 
 
 def all_sources() -> Iterator[Source]:
-    """Every source, in the order in which they are asked. Those of other packages are asked before the source of any
-    folder, and imported only if it comes to that."""
-    *special, general = _built_in(SOURCES)
+    """Yield every source in the order of precedence.
+
+    Sources of other packages come just before the general folder of classes, and are imported only when reached.
+    """
+    *special, class_folder = _built_in(SOURCES)
     yield from special
     yield from (SOURCES[name]() for name in SOURCES.extension_names)
-    yield general
+    yield class_folder
 
 
 @functools.cache
@@ -54,11 +56,11 @@ def _built_in(sources: Registry[type[Source]]) -> tuple[Source, ...]:
 
 
 AnyData: TypeAlias = Union[str, Path, "Dataset", tuple[Any, Any], Mapping[str, Any]]
-"""What `open_data` opens: a name or a path, a `Dataset`, or data in memory (see `dataset_in_memory`)."""
+"""DATA as `open_data` takes it: a name or a path, a `Dataset`, or data in memory (see `dataset_in_memory`)."""
 
 
 def open_data(data: AnyData) -> "Dataset":
-    """The data set of a name or a path (see `SOURCES`), or of arrays. A `Dataset` is returned unchanged."""
+    """Open a data set by name or path (see `SOURCES`) or from arrays. A `Dataset` is returned unchanged."""
     from vitrail.data.dataset import Dataset
 
     if isinstance(data, Dataset):
@@ -67,22 +69,22 @@ def open_data(data: AnyData) -> "Dataset":
         from vitrail.data.sources.arrays import dataset_in_memory
 
         return dataset_in_memory(data)
-    with _told_in_a_line(data):
+    with _converted_os_errors(data):
         if (source := _find_source(data)) is not None:
             return source.open(data)
-    words = [source.word for source in all_sources() if source.word]
+    names = [source.word for source in all_sources() if source.word]
     if not os.path.lexists(data):
-        near = did_you_mean(str(data), [*words, *_siblings(data)])
+        near = did_you_mean(str(data), [*names, *_siblings(data)])
         raise UsageError(
-            f"Data must be a file or folder that exists, or a built-in data set ({', '.join(sorted(words))}), got"
+            f"Data must be a file or folder that exists, or a built-in data set ({', '.join(sorted(names))}), got"
             f" {str(data)!r}.{near}"
         )
-    where = "" if is_file(data) else ", where there is no folder and no regular file"
+    where = "" if is_file(data) else ", which is neither a folder nor a regular file"
     raise UsageError(f"Data must be {describe_sources()}, got {str(data)!r}{where}.")
 
 
 def _siblings(path: str | Path) -> list[str]:
-    """Paths of the folder in which a path would be, written as the user wrote it."""
+    """Return the paths in the parent folder of a missing path, in the user's spelling, for suggestions."""
     folder, name = os.path.split(path)
     try:
         return [os.path.join(folder, entry) for entry in os.listdir(folder or ".")] if name else []  # noqa: PTH118, PTH208
@@ -90,31 +92,35 @@ def _siblings(path: str | Path) -> list[str]:
         return []
 
 
-def open_named_split(words: Sequence[str], split: str | None = None) -> "Split | None":
-    """The images of a data set, if the words name one; None if they name files and folders. A path comes before a
-    built-in name, and without a `split` any folder is a folder of files."""
-    for word in words:
-        is_path = os.path.lexists(word)
-        asked = (source for source in all_sources() if not (source.word and is_path))
-        source = next((source for source in asked if source.recognises(word)), None)
+def open_named_split(arguments: Sequence[str], split: str | None = None) -> "Split | None":
+    """Return the images of a data set if the arguments name one, or None if they name files and folders.
+
+    A path comes before a built-in name. Without a `split`, a folder of image files is not a data set.
+    """
+    for argument in arguments:
+        is_path = os.path.lexists(argument)
+        sources = (source for source in all_sources() if not (source.word and is_path))
+        source = next((source for source in sources if source.recognises(argument)), None)
         if source is None or (source.is_folder_of_files and split is None):
             continue
-        if len(words) > 1:
-            raise UsageError(f"A data set must be given alone, got {word!r} beside {len(words) - 1:,} others.")
-        with _told_in_a_line(word):
-            return source.open_images(word, split)
+        if len(arguments) > 1:
+            raise UsageError(f"A data set must be given alone, got {argument!r} and {len(arguments) - 1:,} others.")
+        with _converted_os_errors(argument):
+            return source.open_images(argument, split)
     if split is not None:
-        raise UsageError(f"--split must come with one data set, got {', '.join(map(repr, words[:3]))}.")
+        raise UsageError(f"--split must come with one data set, got {', '.join(map(repr, arguments[:3]))}.")
     return None
 
 
 def open_images(data: AnyData) -> "Dataset":
-    """As `open_data`, for those who can do without labels: a folder of images, none of them in folders of their own, is
-    a data set without classes."""
+    """Open a data set like `open_data`, but labels are optional.
+
+    A folder with images and no folders of images becomes a data set without classes.
+    """
     from vitrail.data.dataset import Dataset
 
     if isinstance(data, str | Path):
-        with _told_in_a_line(data):
+        with _converted_os_errors(data):
             source = _find_source(data)
             is_any_folder = source is not None and source.is_folder_of_files
             files = list_images([data]) if is_any_folder else []
@@ -125,12 +131,13 @@ def open_images(data: AnyData) -> "Dataset":
             return Dataset(str(data), (), {"all": _unlabelled(files)}, root=str(data))
         if loose:
             note = f"{len(loose):,} images beside the folders in {str(data)!r} are left out"
-            return dataclasses.replace(found := open_data(data), notes=(*found.notes, note))
+            dataset = open_data(data)
+            return dataclasses.replace(dataset, notes=(*dataset.notes, note))
     return open_data(data)
 
 
 def sample_images(data: AnyData, count: int) -> list[Any]:
-    """At most `count` images, evenly spaced, of a data set or of any folder of images."""
+    """Return at most `count` evenly spaced images of a data set or of any folder of images."""
     is_any_folder = isinstance(data, str | Path) and is_folder(data)
     files = list_images([data]) if is_any_folder else []
     split = _unlabelled(files) if files else open_data(data).for_evaluation(None)
@@ -150,8 +157,8 @@ def _find_source(data: str | Path) -> Source | None:
 
 
 @contextlib.contextmanager
-def _told_in_a_line(data: str | Path) -> Generator[None]:
-    """Errors of the system, as when a folder cannot be read, become ours."""
+def _converted_os_errors(data: str | Path) -> Generator[None]:
+    """Convert OSError to CorruptFileError."""
     try:
         yield
     except OSError as error:
@@ -159,8 +166,10 @@ def _told_in_a_line(data: str | Path) -> Generator[None]:
 
 
 def describe_sources() -> str:
-    """All forms of DATA in one phrase, from the most general source to the most specific one. Sources of other packages
-    are listed by name, because the help must not import them."""
+    """Describe all forms of DATA in one phrase, from the most general source to the most specific.
+
+    Sources of other packages are listed by name, because `--help` must not import them.
+    """
     built_in = (source.description for source in reversed(_built_in(SOURCES)))
     *others, last = (*built_in, *(f"DATA of the extension source.{name}" for name in SOURCES.extension_names))
     return f"{', '.join(others)} or {last}"

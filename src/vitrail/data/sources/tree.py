@@ -1,4 +1,4 @@
-"""A tree of files, on disk or in an archive, as the sources of folders see it."""
+"""Trees of files, on disk or in an archive, and the base class of data sources that read them."""
 
 import os
 from abc import ABC, abstractmethod
@@ -13,60 +13,60 @@ from vitrail.data.sources.base import Source
 if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset
 
-_MOST = 2**28  # bytes of a list of labels or of other small files
+_MAX_TEXT = 2**28  # bytes of a list of labels or another text file
 
 
 class Tree(ABC):
-    """Files in folders. Paths are relative to its root, with slashes; "" is the root. Hidden files are left out."""
+    """Files in folders. Paths are relative to the root, with slashes; "" is the root. Hidden files are left out."""
 
     name: str
-    """What messages call it."""
+    """Name of the root in messages."""
 
     @abstractmethod
     def folders(self, path: str = "") -> list[str]:
-        """Names of the folders in a folder."""
+        """Return the names of the folders in a folder."""
 
     @abstractmethod
     def files(self, path: str = "") -> list[str]:
-        """Names of the files in a folder; empty if there is no such folder."""
+        """Return the names of the files in a folder; none if the folder does not exist."""
 
     @abstractmethod
     def images(self, path: str = "") -> list[str]:
-        """The images in a folder, at any depth, sorted: what a `Split` has."""
+        """Return the image files in a folder at any depth, sorted, as a `Split` stores them."""
 
     @abstractmethod
     def image(self, path: str) -> str:
-        """An image file: what a `Split` has. It is missing only when it is read."""
+        """Return an image file as a `Split` stores it. It need not exist: reading a missing file raises an error."""
 
     @abstractmethod
     def size(self, path: str) -> int:
-        """The size of a file in bytes."""
+        """Return the size of a file in bytes."""
 
     @abstractmethod
     def read(self, path: str) -> bytes:
-        """The bytes of a file."""
+        """Return the bytes of a file."""
 
     @abstractmethod
     def below(self, name: str) -> Self:
-        """The tree of a folder in the root."""
+        """Return the tree whose root is a folder in this root."""
 
     @abstractmethod
     def walk(self) -> Iterator[tuple[str, list[str]]]:
-        """Every folder, as messages call it, and the names of the files in it; on disk, hidden ones, too."""
+        """Yield the full path of every folder and the names of its files; on disk, including hidden files."""
 
     def has(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether a file exists."""
         folder, _, name = path.rpartition("/")
         return name in self.files(folder)
 
     def full(self, path: str) -> str:
-        """A path in messages."""
+        """Return a path as messages show it, with the root."""
         return f"{self.name}/{path}" if path else self.name
 
     def text(self, path: str) -> str:
-        """A small file of text."""
-        if self.size(path) > _MOST:
-            raise CorruptFileError(path=self.full(path), cause=f"must have at most {_MOST:,} bytes")
+        """Return the text of a file in UTF-8, such as a list of labels."""
+        if self.size(path) > _MAX_TEXT:
+            raise CorruptFileError(path=self.full(path), cause=f"must have at most {_MAX_TEXT:,} bytes")
         try:
             return self.read(path).decode("utf-8-sig")
         except UnicodeDecodeError:
@@ -104,32 +104,32 @@ class Folder(Tree):
         return type(self)(self.root / name)
 
     def walk(self) -> Iterator[tuple[str, list[str]]]:
-        return ((place, names) for place, _, names in os.walk(str(self.root)))
+        return ((folder, names) for folder, _, names in os.walk(str(self.root)))
 
     def full(self, path: str) -> str:
         return str(self.root / path)
 
 
 class FolderLayout(Source):
-    """A data set in a folder, which may be on disk or in an archive."""
+    """A data set with a certain layout of files and folders, on disk or in an archive."""
 
     is_distributed: ClassVar[bool] = True
-    """Whether it is a published data set, which may also lie in the only folder of a folder, as torchvision puts it."""
+    """Whether this is a published data set. It may then also be the only folder of DATA, where torchvision puts it."""
 
     @abstractmethod
     def fits(self, tree: Tree) -> bool:
-        """Whether a tree looks like this layout."""
+        """Return whether a tree has this layout."""
 
     @abstractmethod
     def read(self, tree: Tree) -> "Dataset":
-        """The data set of a tree that fits."""
+        """Read the data set of a tree with this layout."""
 
     def find(self, tree: Tree) -> Tree | None:
-        """The tree itself, or that of its only folder, if it fits."""
-        places = [tree]
-        if self.is_distributed and len(inside := tree.folders()) == 1:
-            places.append(tree.below(inside[0]))
-        return next((place for place in places if self.fits(place)), None)
+        """Return the tree, or the tree of its only folder, if it has this layout; otherwise None."""
+        candidates = [tree]
+        if self.is_distributed and len(folders := tree.folders()) == 1:
+            candidates.append(tree.below(folders[0]))
+        return next((candidate for candidate in candidates if self.fits(candidate)), None)
 
     def recognises(self, data: str | Path) -> bool:
         return is_folder(data) and self.find(Folder(data)) is not None
@@ -139,5 +139,5 @@ class FolderLayout(Source):
 
 
 def is_image(name: str) -> bool:
-    """Whether a file has the extension of an image."""
+    """Return whether a file name has the extension of an image."""
     return name.rpartition(".")[2].lower() in SUFFIXES
