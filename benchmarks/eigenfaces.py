@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 from vitrail.data.preprocess import Preprocess
-from vitrail.evaluation.embedding_metrics import PairBlock, score_all_pairs, verify_pairs
+from vitrail.evaluation.verification_metrics import PairBlock, score_all_pairs, verify_pairs
 from vitrail.faces.people import name_splits
 
 

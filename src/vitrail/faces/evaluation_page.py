@@ -11,7 +11,7 @@ from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.thumbnail import thumbnail_data_url
-from vitrail.evaluation.embedding_metrics import BINS, DRAWS, RocCurve
+from vitrail.evaluation.verification_metrics import BINS, DRAWS, RocCurve
 from vitrail.faces.embed import Face
 from vitrail.faces.recognition import FaceEvaluation
 from vitrail.reports.charts import Interval, Line, interval_chart, line_chart

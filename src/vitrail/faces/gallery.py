@@ -28,7 +28,7 @@ import numpy as np
 
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, did_you_mean
 from vitrail.core.files import escape_surrogates
-from vitrail.evaluation.embedding_metrics import mean_templates
+from vitrail.evaluation.identification_metrics import mean_templates
 from vitrail.faces.gallery_file import BUSY, NO_ROOM, RESTORE, SCHEMA, connect, create_private, foreign, in_use
 from vitrail.faces.thresholds import Calibration
 

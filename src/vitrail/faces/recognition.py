@@ -13,8 +13,8 @@ from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.core.files import read_small_file
 from vitrail.core.terminal import Meter
 from vitrail.data.sources.registry import open_data
-from vitrail.evaluation import embedding_metrics
-from vitrail.evaluation.embedding_metrics import PairBlocks, Verification
+from vitrail.evaluation import identification_metrics, verification_metrics
+from vitrail.evaluation.verification_metrics import PairBlocks, Verification
 from vitrail.faces.embed import Aligner, Embedder, Face
 from vitrail.faces.gallery import TASKS, Gallery, Index, composed, plain_name
 from vitrail.faces.pairs import read_pairs
@@ -98,10 +98,10 @@ def evaluate(
         )
     embedder = Embedder(bundle, device=device, aligner=_aligner(landmarks, faces.root))
     vectors, sources = embedder.embed(faces.images, meter=Meter(len(faces.images), "images"))
-    blocks: PairBlocks = partial(embedding_metrics.score_all_pairs, vectors)
+    blocks: PairBlocks = partial(verification_metrics.score_all_pairs, vectors)
     if listed is not None:
-        blocks = partial(embedding_metrics.score_listed_pairs, vectors, listed.one, listed.other)
-    found = embedding_metrics.verify_pairs(blocks, faces.person_of, seed=seed)
+        blocks = partial(verification_metrics.score_listed_pairs, vectors, listed.one, listed.other)
+    found = verification_metrics.verify_pairs(blocks, faces.person_of, seed=seed)
     report: dict[str, Any] = {
         "bundle": bundle,
         "model": embedder.key,
@@ -114,8 +114,8 @@ def evaluate(
         **found.report(),
     }
     if listed is None:
-        report |= embedding_metrics.cross_validate_people(vectors, faces.person_of, seed=seed) or {"accuracy": None}
-        report |= embedding_metrics.measure_identification(vectors, faces.person_of, seed=seed)
+        report |= verification_metrics.cross_validate_people(vectors, faces.person_of, seed=seed) or {"accuracy": None}
+        report |= identification_metrics.measure_identification(vectors, faces.person_of, seed=seed)
     else:
         report |= _listed_accuracy(blocks, faces.person_of, listed.folds) if listed.folds[-1] else {"accuracy": None}
         report |= {"rank1": None, "dir": []}
@@ -126,7 +126,7 @@ def evaluate(
         )
     if group_of is not None:
         named = [group_of.get(name) for name in faces.people]
-        report["groups"] = embedding_metrics.verify_groups(blocks, faces.person_of, named, found, seed=seed)
+        report["groups"] = verification_metrics.verify_groups(blocks, faces.person_of, named, found, seed=seed)
         if missing := sum(group is None for group in named):
             report["notes"].append(f"{missing:,} of {len(named):,} people are in no group of {str(groups)!r}")
     report["worst"] = {
@@ -140,9 +140,9 @@ def evaluate(
 
 
 def _listed_accuracy(blocks: PairBlocks, person_of: np.ndarray, folds: np.ndarray) -> dict[str, Any]:
-    parts = [(block.scores, person_of[block.one] == person_of[block.other]) for block in blocks()]
+    parts = [(block.scores, person_of[block.first] == person_of[block.second]) for block in blocks()]
     scores, truth = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return embedding_metrics.fold_accuracy(scores, truth, folds)
+    return verification_metrics.fold_accuracy(scores, truth, folds)
 
 
 def _under_two_names(faces: Faces, sources: Sequence[str]) -> tuple[str, str] | None:
@@ -161,7 +161,7 @@ def _notes(report: dict[str, Any]) -> list[str]:
             f"no error is seen, which does not tell how rare errors are: these are {report['people']:,} people"
         )
     if lacking := [row["far"] for row in report["tar"] if row["tar"] is None]:
-        needed = embedding_metrics.SUPPORT / max(lacking)
+        needed = verification_metrics.SUPPORT / max(lacking)
         notes.append(
             f"TAR at FAR {max(lacking):g} and below is not measured: it takes {needed:,.0f} impostor pairs, and there"
             f" are {report['impostor']:,}"
@@ -351,8 +351,8 @@ def calibrate(
 
 
 def _pair_scores(vectors: np.ndarray, people: np.ndarray, *, genuine: bool) -> Iterator[np.ndarray]:
-    for block in embedding_metrics.score_all_pairs(vectors):
-        yield block.scores[(people[block.one] == people[block.other]) == genuine]
+    for block in verification_metrics.score_all_pairs(vectors):
+        yield block.scores[(people[block.first] == people[block.second]) == genuine]
 
 
 def _best_scores(vectors: np.ndarray, index: Index) -> Iterator[np.ndarray]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitrail.core.errors import UsageError
 from vitrail.core.intervals import incomplete_beta
-from vitrail.evaluation.embedding_metrics import SUPPORT
+from vitrail.evaluation.verification_metrics import SUPPORT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import UsageError
 from vitrail.data.loader import Loader
-from vitrail.evaluation.embedding_metrics import Verification, score_all_pairs, verify_pairs
+from vitrail.evaluation.verification_metrics import Verification, score_all_pairs, verify_pairs
 from vitrail.models.base import AnyModel
 from vitrail.training.margin_settings import MarginSettings, adacos_scale
 from vitrail.training.objectives.base import Objective, Task, at_least_float32

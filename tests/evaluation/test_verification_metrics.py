@@ -12,13 +12,13 @@ from sklearn.metrics import roc_curve
 
 from vitrail.core import rng
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
-from vitrail.evaluation import embedding_metrics
-from vitrail.evaluation.embedding_metrics import (
+from vitrail.evaluation import verification_metrics
+from vitrail.evaluation.identification_metrics import measure_identification
+from vitrail.evaluation.verification_metrics import (
     DRAWS,
     FARS,
     cross_validate_people,
     fold_accuracy,
-    measure_identification,
     score_all_pairs,
     score_listed_pairs,
     verify_groups,
@@ -57,7 +57,7 @@ def test_the_curve_is_scikit_learns(digits, seed):
     scores = scores.round(digits).astype(np.float32)
     one, other = np.triu_indices(len(who), 1)
     blocks = [
-        embedding_metrics.PairBlock(one[part], other[part], scores[part])
+        verification_metrics.PairBlock(one[part], other[part], scores[part])
         for part in np.array_split(np.arange(len(one)), 7)
     ]
     curve = verify_pairs(lambda: blocks, who).curve
@@ -85,10 +85,10 @@ def test_the_equal_error_rate_is_where_both_rates_cross():
 def test_pairs_come_in_blocks_of_bounded_size_and_the_result_is_the_same(monkeypatch):
     vectors, who = made_up()
     whole = judge(vectors, who)
-    monkeypatch.setattr(embedding_metrics, "_BLOCK", 1000)
+    monkeypatch.setattr(verification_metrics, "BLOCK_PAIRS", 1000)
     assert max(len(block.scores) for block in score_all_pairs(vectors)) <= 1000
     one, other = (
-        np.concatenate([getattr(block, side) for block in score_all_pairs(vectors)]) for side in ("one", "other")
+        np.concatenate([getattr(block, side) for block in score_all_pairs(vectors)]) for side in ("first", "second")
     )
     np.testing.assert_array_equal(np.stack([one, other]), np.triu_indices(len(who), 1))
     parts = judge(vectors, who)
@@ -100,7 +100,7 @@ def test_pairs_come_in_blocks_of_bounded_size_and_the_result_is_the_same(monkeyp
 
 @pytest.mark.parametrize("units", [128, 7])
 def test_intervals_resample_people_as_a_plain_loop_does(monkeypatch, units):
-    monkeypatch.setattr(embedding_metrics, "_UNITS", units)
+    monkeypatch.setattr(verification_metrics, "_UNITS", units)
     vectors, who = made_up(people=12, images=4)
     found = judge(vectors, who, seed=5)
     units = min(units, 12)
@@ -132,7 +132,7 @@ def test_few_people_with_many_images_take_bounded_memory():
     vectors, who = made_up(people=4, images=80)
     found = judge(vectors, who)
     assert len(found.curve.thresholds) > 10_000
-    assert found.draws.tar.size <= embedding_metrics._TABLE
+    assert found.draws.tar.size <= verification_metrics._TABLE
     low, high = found.report()["eer_interval"]
     assert low <= found.report()["eer"] <= high
 
@@ -140,7 +140,7 @@ def test_few_people_with_many_images_take_bounded_memory():
 def test_without_intervals_nothing_is_resampled(monkeypatch):
     vectors, who = made_up()
     whole = judge(vectors, who).report()
-    monkeypatch.setattr(embedding_metrics, "_resample", None)
+    monkeypatch.setattr(verification_metrics, "draw_weights", None)
     found = judge(vectors, who, intervals=False)
     assert (found.draws, found.units) == (None, 0)
     tar = [row | {"interval": None} for row in whole["tar"]]
@@ -322,8 +322,8 @@ def test_the_worst_pairs_are_the_worst():
     low, high = judge(vectors, who).worst
     np.testing.assert_allclose(low.scores, np.sort(scores[truth])[:12], atol=1e-6)
     np.testing.assert_allclose(high.scores, np.sort(scores[~truth])[::-1][:12], atol=1e-6)
-    assert (who[low.one] == who[low.other]).all()
-    assert (who[high.one] != who[high.other]).all()
+    assert (who[low.first] == who[low.second]).all()
+    assert (who[high.first] != who[high.second]).all()
 
 
 def test_principal_components_of_orl_score_what_is_known(shared):
