@@ -27,7 +27,7 @@ from peers import huggingface_vit, load_peer, timm_vit, timm_with_weights, torch
 from vitrail import Bundle, Preprocess, save
 from vitrail.inference.engine import import_engine_package
 from vitrail.inference.registry import ENGINES
-from vitrail.inference.select import every_choice, find_usable
+from vitrail.inference.select import find_usable, list_choices
 from vitrail.lab.exact import redraw
 from vitrail.models.create import build
 from vitrail.models.layers import separate_
@@ -160,7 +160,7 @@ def scaled(run, pixels):
 
 def usable_ways(path):
     """Engines and precisions that this CPU has."""
-    return [way for way in find_usable(str(path), every_choice())[0] if way.precision != "bfloat16" or has_bfloat16()]
+    return [way for way in find_usable(str(path), list_choices())[0] if way.precision != "bfloat16" or has_bfloat16()]
 
 
 def race_ways(sizes, rounds, threads):

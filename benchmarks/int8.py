@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from vitrail.bundles.metadata import read_parts
+from vitrail.bundles.metadata import read_bundle_info
 from vitrail.core.errors import UnprovedError
 from vitrail.core.intervals import wilson_interval
 from vitrail.data.loader import Loader
@@ -53,7 +53,7 @@ def times(runs, parts, split):
 
 def row(path, data, batch, engine):
     """A row of the table."""
-    parts, dataset = read_parts(path, weights=False), open_data(data)
+    parts, dataset = read_bundle_info(path, weights=False), open_data(data)
     split = dataset.for_evaluation(None)
     place, _ = match_labels(parts.labels, parts.config.classes, dataset.labels)
     truth = map_labels(split.labels, place, parts.config.classes, several=False)

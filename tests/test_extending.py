@@ -21,7 +21,7 @@ from torch import nn
 from tests.models.test_config import check_tables
 from tests.paths import TESTS
 from vitrail.bundles.bundle import Bundle, load, save
-from vitrail.bundles.convert import Told, read_any
+from vitrail.bundles.convert import UserHints, import_weights
 from vitrail.bundles.formats.registry import FORMATS
 from vitrail.bundles.pretrained import create
 from vitrail.core import registry
@@ -181,9 +181,9 @@ def test_a_format(toys, call, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "toy_format")
     done = call("convert", "fashion", tmp_path / "timm", "--to", "timm", "--no-verify")
     assert done.returncode == 0, done.stderr
-    assert read_any(str(tmp_path / "timm"), Told()).library == "timm"
+    assert import_weights(str(tmp_path / "timm"), UserHints()).library == "timm"
     assert "toy_format" not in sys.modules
-    assert read_any(str(tmp_path / "theirs"), Told()).library == "sequential"
+    assert import_weights(str(tmp_path / "theirs"), UserHints()).library == "sequential"
     for words in (("fashion", "--to", "sequential"), ("fashion", "--to", "sequental"), ("fashion", "--to", "dino")):
         done = call("convert", words[0], tmp_path / "never", *words[1:])
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -15,7 +15,7 @@ from PIL import Image
 
 import vitrail
 from tests.training.runs import train
-from vitrail.bundles.convert import Told, convert, read_any
+from vitrail.bundles.convert import UserHints, convert, import_weights
 from vitrail.cli import main
 from vitrail.core.errors import UsageError
 from vitrail.data.augment.config import Augment
@@ -49,7 +49,7 @@ def test_1_the_resize_rule_comes_with_the_weights(tmp_path):
             str(tmp_path / "ours"), tmp_path / to, to, verifies=False, images=[rng.random((4, 4, 3)).astype(np.uint8)]
         )
         (tmp_path / to / "vitrail.json").unlink()
-        model = read_any(str(tmp_path / to), Told()).bundle.model
+        model = import_weights(str(tmp_path / to), UserHints()).bundle.model
         assert model.config.resize_rule == to
         tables[to] = model.resize(96).pos_embed
     for one in tables:
@@ -124,7 +124,7 @@ def test_9_and_10_epsilon_gelu_and_pixels_come_along(tmp_path):
     vitrail.save(vitrail.Bundle(model=model, preprocess=eye), tmp_path / "ours")
     convert(str(tmp_path / "ours"), tmp_path / "hf", "huggingface", verifies=False, images=[])
     (tmp_path / "hf" / "vitrail.json").unlink()
-    back = read_any(str(tmp_path / "hf"), Told()).bundle
+    back = import_weights(str(tmp_path / "hf"), UserHints()).bundle
     assert (back.model.config.norm_epsilon, back.model.config.activation) == (1e-12, "gelu-tanh")
     assert back.preprocess == eye
 

@@ -27,10 +27,10 @@ from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.core.files import MANIFEST, _write_manifest, atomic_file, atomic_folder, user_folder
 from vitrail.inference import build_model_file as making
 from vitrail.inference import model_files
-from vitrail.inference.benchmark_store import Measured, Speed, Workload
-from vitrail.inference.engine import EngineChoice, Outputs, batch_for, cores, import_engine_package
+from vitrail.inference.benchmark_store import BenchmarkStore, Speed, Workload
+from vitrail.inference.engine import EngineChoice, EngineOutputs, batch_for, cores, import_engine_package
 from vitrail.inference.onnx_engine import MODEL, OnnxEngine
-from vitrail.inference.proof import prove, sample
+from vitrail.inference.proof import crop_embedded_images, prove
 from vitrail.lab.exact import redraw
 from vitrail.models.activations import look
 from vitrail.models.convolutions import bake_
@@ -100,7 +100,7 @@ def exports(bundle, monkeypatch):
             proof = json.loads((bundle.with_name("pico.onnx") / model_files.PROOF).read_text())
             (folder / model_files.PROOF).write_text(json.dumps(proof | {"bundle": model_files.fingerprint(path)}))
 
-    monkeypatch.setattr(making, "make", copy)
+    monkeypatch.setattr(making, "build_model_file", copy)
     return made
 
 
@@ -135,7 +135,7 @@ def test_once_the_onnx_file_is_there_torch_is_not_imported(copied, images):
         EngineChoice(name, "float32"): Speed(0.1, start, 0, 0)
         for name, start in (("torch", 3), ("onnx", 0.3), ("openvino", 2))
     }
-    Measured.read(copied).keep_speeds(Workload(32, 1, 1), speeds)
+    BenchmarkStore.read(copied).keep_speeds(Workload(32, 1, 1), speeds)
     script = (
         "import sys\nfrom vitrail.cli import main\n"
         "for engine in ('onnx', 'auto'):\n"
@@ -206,29 +206,29 @@ def test_the_graph_and_what_it_says_of_itself(bundle):
 
 def test_an_engine_that_answers_otherwise_is_refused():
     rng = np.random.default_rng(0)
-    torchs = Outputs(rng.normal(size=(40, 3)), rng.normal(size=(40, 16)))
-    proof = prove(Outputs(torchs.logits + 1e-6, torchs.features - 1e-5), torchs, SINGLE_LABEL)
+    torchs = EngineOutputs(rng.normal(size=(40, 3)), rng.normal(size=(40, 16)))
+    proof = prove(EngineOutputs(torchs.logits + 1e-6, torchs.features - 1e-5), torchs, SINGLE_LABEL)
     assert (proof["pictures"], proof["same_answers"]) == (40, 40)
     assert proof["max_logit_difference"] == pytest.approx(1e-6)
     assert proof["max_feature_difference"] == pytest.approx(1e-5)
-    tied = Outputs(np.array([[0.5, 0.5 + 1e-7]]), torchs.features[:1])
+    tied = EngineOutputs(np.array([[0.5, 0.5 + 1e-7]]), torchs.features[:1])
     for found, expected in (
-        (Outputs(torchs.logits + 1e-2, torchs.features), torchs),
-        (Outputs(torchs.logits * np.nan, torchs.features), torchs),
-        (Outputs(tied.logits[:, ::-1], tied.features), tied),
+        (EngineOutputs(torchs.logits + 1e-2, torchs.features), torchs),
+        (EngineOutputs(torchs.logits * np.nan, torchs.features), torchs),
+        (EngineOutputs(tied.logits[:, ::-1], tied.features), tied),
     ):
         with pytest.raises(VitrailError, match="is not kept; use engine torch"):
             prove(found, expected, SINGLE_LABEL)
-    rough = prove(Outputs(torchs.logits + 0.2, torchs.features), torchs, SINGLE_LABEL, "int8")
+    rough = prove(EngineOutputs(torchs.logits + 0.2, torchs.features), torchs, SINGLE_LABEL, "int8")
     assert rough["same_answers"] == 40
     with pytest.raises(VitrailError, match=r"in int8 predicts .* is not kept; use float32"):
-        prove(Outputs(rng.normal(size=(40, 3)), torchs.features), torchs, SINGLE_LABEL, "int8")
+        prove(EngineOutputs(rng.normal(size=(40, 3)), torchs.features), torchs, SINGLE_LABEL, "int8")
 
 
 def test_answers_with_several_labels_are_compared_as_such():
     features, answer = np.zeros((2, 1)), MultiLabel(thresholds=(0.5, 0.5))
-    torchs = Outputs(np.array([[3.0, -1e-6], [2.0, 1.0]]), features)
-    found = Outputs(np.array([[3.0, 1e-6], [2.0, 1.0]]), features)
+    torchs = EngineOutputs(np.array([[3.0, -1e-6], [2.0, 1.0]]), features)
+    found = EngineOutputs(np.array([[3.0, 1e-6], [2.0, 1.0]]), features)
     assert prove(found, torchs, SINGLE_LABEL)["same_answers"] == 2
     assert prove(found, torchs, answer, "int8")["same_answers"] == 1
     with pytest.raises(VitrailError, match="predicts 1 of 2 images differently"):
@@ -238,7 +238,7 @@ def test_answers_with_several_labels_are_compared_as_such():
 def test_sample_images_fit_any_eye():
     for channels in (1, 3, 13):
         eye = GREY_8.replace(mean=(0.5,) * channels, std=(0.5,) * channels, resolution=(12, 20))
-        pixels = sample(eye, 40)
+        pixels = crop_embedded_images(eye, 40)
         assert pixels.shape == (40, 12, 20, channels)
         assert pixels.std(axis=(1, 2)).min() > 10
 

@@ -89,7 +89,7 @@ def test_a_bundle_without_a_head_of_version_0_1_is_still_one():
     expected = torch.tensor([[1.2687, -0.5735, -1.8779, -0.0875, -0.3878, -0.4341, 1.0468, 1.0453]])
     torch.testing.assert_close(features, expected, rtol=0, atol=1e-4)
     with pytest.raises(UsageError, match="must have been trained to classify"):
-        bundle.parts.check_classifies()
+        bundle.info.check_classifies()
 
 
 def test_the_fixture_of_format_1_loads_for_ever():

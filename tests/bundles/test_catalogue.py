@@ -12,7 +12,7 @@ from tests.hub_server import HubServer
 from tests.paths import ROOT
 from tests.peers import import_peer
 from tests.test_cli import run
-from vitrail.bundles.catalogue import catalogue, like_published, list_published
+from vitrail.bundles.catalogue import catalogue, list_published, suggest_published
 from vitrail.bundles.convert import convert
 from vitrail.core.errors import UsageError
 from vitrail.lab.exact import redraw
@@ -89,8 +89,8 @@ def test_patterns_and_names_of_others():
     assert {one.model for one in list_published("VIT-b16*")} == {"ViT-B/16"}
     assert [one.name for one in list_published("timm/deit_tiny*")] == ["deit-ti16.in1k"]
     assert len(list_published("BiT-*")) == 12
-    assert like_published("vit_base_patch16_224.augreg_in21k_ft_in1k") == " Did you mean 'vit-b16.augreg-in21k-1k'?"
-    assert like_published("deit-ti16.in1") == " Did you mean 'deit-ti16.in1k'?"
+    assert suggest_published("vit_base_patch16_224.augreg_in21k_ft_in1k") == " Did you mean 'vit-b16.augreg-in21k-1k'?"
+    assert suggest_published("deit-ti16.in1") == " Did you mean 'deit-ti16.in1k'?"
     assert list_published("DINOv2") == list_published("dinov2*") != []
     with pytest.raises(UsageError, match=r"got 'perceiver'\.$"):
         list_published("perceiver")

@@ -16,10 +16,10 @@ import vitrail
 from tests.peers import import_peer
 from tests.test_cli import run
 from vitrail.api.output import print_conversion
-from vitrail.bundles.convert import Told, convert, read_any
+from vitrail.bundles.convert import UserHints, convert, import_weights
 from vitrail.bundles.formats.base import WeightFormat
 from vitrail.bundles.formats.registry import FORMATS, written_formats
-from vitrail.bundles.infer_config import usual_heads
+from vitrail.bundles.infer_config import infer_heads
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
@@ -59,7 +59,7 @@ def test_there_and_back_are_the_same_bits(tmp_path, to, tells):
     there(tmp_path, bundle, to, verifies=False)
     if not tells:  # only what the format itself can hold
         (tmp_path / to / "vitrail.json").unlink()
-    found = read_any(str(tmp_path / to), Told())
+    found = import_weights(str(tmp_path / to), UserHints())
     assert equal(found.bundle.model, bundle.model)
     config, back = bundle.model.config, found.bundle.model.config
     if tells:
@@ -113,7 +113,7 @@ def test_corners_of_the_formats_go_there_and_back(tmp_path, to, changes):
     bundle = small(**changes)
     there(tmp_path, bundle, to, verifies=False)
     (tmp_path / to / "vitrail.json").unlink()
-    back = read_any(str(tmp_path / to), Told()).bundle.model
+    back = import_weights(str(tmp_path / to), UserHints()).bundle.model
     assert equal(back, bundle.model)
     for name, value in changes.items():
         if name == "layer_scale":
@@ -145,7 +145,7 @@ def test_the_other_families_go_there_and_back(tmp_path, name, to):
     bundle = vitrail.Bundle(model=model, preprocess=Preprocess())
     there(tmp_path, bundle, to, verifies=False)
     (tmp_path / to / "vitrail.json").unlink()
-    back = read_any(str(tmp_path / to), Told()).bundle.model
+    back = import_weights(str(tmp_path / to), UserHints()).bundle.model
     assert equal(back, bundle.model)
     assert back.config.name == name
 
@@ -167,15 +167,15 @@ def test_every_tensor_must_have_its_place(tmp_path, to):
     for name in list(whole)[:: max(len(whole) // 6, 1)]:
         write({key: tensor for key, tensor in whole.items() if key != name})
         with pytest.raises(VitrailError) as caught:
-            read_any(str(folder), Told())
+            import_weights(str(folder), UserHints())
         assert "\n" not in str(caught.value)
     write({**whole, "adapter.down": next(iter(whole.values())) + 0})
     with pytest.raises(UsageError, match=r"1 of unknown names \(adapter.down\)"):
-        read_any(str(folder), Told())
+        import_weights(str(folder), UserHints())
     name = next(key for key in whole if whole[key].ndim == 2 and "head" not in key)
     write({**whole, name: whole[name][:-1]})
     with pytest.raises(VitrailError):
-        read_any(str(folder), Told())
+        import_weights(str(folder), UserHints())
 
 
 FORMATS_OF_VIT = ("google", "huggingface", "timm", "torchvision")
@@ -234,7 +234,7 @@ def test_a_wrong_model_is_not_proved(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("width", "heads"), [(192, 3), (1024, 16), (1280, 16), (1408, 16), (1152, 16), (128, 2)])
 def test_heads_are_those_of_published_models(width, heads):
-    found, note = usual_heads(width, None)
+    found, note = infer_heads(width, None)
     assert found == heads
     assert "does not state the number of heads" in note
 
@@ -243,9 +243,9 @@ def test_heads_that_are_said_are_kept(tmp_path):
     bundle = small(heads=4)
     there(tmp_path, bundle, "timm", verifies=False)
     (tmp_path / "timm" / "vitrail.json").unlink()
-    assert read_any(str(tmp_path / "timm"), Told()).bundle.model.config.heads == 4
+    assert import_weights(str(tmp_path / "timm"), UserHints()).bundle.model.config.heads == 4
     # Our own weights by their file are a bundle, not timm's.
-    assert read_any(str(tmp_path / "ours" / "model.safetensors"), Told()).bundle.model.config.heads == 4
+    assert import_weights(str(tmp_path / "ours" / "model.safetensors"), UserHints()).bundle.model.config.heads == 4
 
 
 def test_a_wrong_number_of_heads_is_not_proved(tmp_path):
@@ -291,7 +291,7 @@ def test_what_was_changed_since_is_not_believed(tmp_path):
     config = json.loads((tmp_path / "huggingface" / "config.json").read_text())
     config["id2label"]["0"] = "aardvark"
     (tmp_path / "huggingface" / "config.json").write_text(json.dumps(config))
-    found = read_any(str(tmp_path / "huggingface"), Told())
+    found = import_weights(str(tmp_path / "huggingface"), UserHints())
     assert found.bundle.labels[0] == "aardvark"
     assert any("vitrail.json is ignored" in note for note in found.notes)
 
@@ -319,10 +319,13 @@ def test_strange_documents_are_read_or_refused_in_a_line(tmp_path, file, change,
     document = json.loads((folder / file).read_text())
     (folder / file).write_text(json.dumps(document | change))
     if is_read:
-        assert read_any(str(folder), Told()).bundle.preprocess.replace(interpolation="bicubic") == bundle.preprocess
+        assert (
+            import_weights(str(folder), UserHints()).bundle.preprocess.replace(interpolation="bicubic")
+            == bundle.preprocess
+        )
         return
     with pytest.raises(VitrailError) as caught:
-        read_any(str(folder), Told())
+        import_weights(str(folder), UserHints())
     assert "\n" not in str(caught.value)
 
 
@@ -330,7 +333,7 @@ def test_an_index_that_names_itself_is_refused(tmp_path):
     name = "model.safetensors.index.json"
     (tmp_path / name).write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(CorruptFileError, match="names a file that is not beside it"):
-        read_any(str(tmp_path), Told())
+        import_weights(str(tmp_path), UserHints())
 
 
 def test_npz_without_a_head_and_in_half_precision(tmp_path):
@@ -344,7 +347,7 @@ def test_npz_without_a_head_and_in_half_precision(tmp_path):
     assert report["proofs"][0]["compared"] == "features"
     halves = {name: (array.view(np.uint32) >> 16).astype(np.uint16).view("V2") for name, array in arrays.items()}
     np.savez(tmp_path / "bfloat16.npz", **halves, step=np.array(3))
-    found = read_any(str(tmp_path / "bfloat16.npz"), Told())
+    found = import_weights(str(tmp_path / "bfloat16.npz"), UserHints())
     kernel = bundle.model.head.weight.detach()
     torch.testing.assert_close(found.bundle.model.head.weight.detach(), kernel, rtol=0.01, atol=0)
     assert "arrays that are not floating point are left out: step" in found.notes
@@ -431,9 +434,9 @@ def test_the_licence_that_a_card_states_is_repeated(tmp_path, card, licence):
 def test_the_licence_of_timms_settings_is_repeated_there_and_back(tmp_path):
     there(tmp_path, small(), "timm", verifies=False)
     (tmp_path / "timm" / "vitrail.json").unlink()
-    assert read_any(str(tmp_path / "timm"), Told()).bundle.provenance["licence"] == "mit"
+    assert import_weights(str(tmp_path / "timm"), UserHints()).bundle.provenance["licence"] == "mit"
     (tmp_path / "timm" / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    found = read_any(str(tmp_path / "timm" / "model.safetensors"), Told())
+    found = import_weights(str(tmp_path / "timm" / "model.safetensors"), UserHints())
     assert found.bundle.provenance["licence"] == "apache-2.0"
     assert "the settings are taken from config.json, README.md beside the file" in found.notes
 

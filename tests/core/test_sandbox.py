@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.bundles.test_convert import small
-from vitrail.bundles.convert import Told, read_any
+from vitrail.bundles.convert import UserHints, import_weights
 from vitrail.bundles.weight_files import _read
 from vitrail.core.errors import CorruptFileError, VitrailError
 from vitrail.core.sandbox import child, read_tensors
@@ -60,7 +60,7 @@ def test_hostile_files_are_refused_and_do_nothing(tmp_path, kind):
             with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.writestr("embedding/kernel.npy", header.ljust(127) + b"\n" + bytes(1000))
     with pytest.raises(CorruptFileError) as caught:
-        read_any(str(path), Told())
+        import_weights(str(path), UserHints())
     assert "\n" not in str(caught.value)
     assert not canary.exists()
 
@@ -93,7 +93,7 @@ def test_damaged_safetensors_are_refused(tmp_path, content):
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(CorruptFileError) as caught:
-        read_any(str(path), Told())
+        import_weights(str(path), UserHints())
     assert "\n" not in str(caught.value)
 
 
@@ -103,7 +103,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path):
     tensors["blocks.1.mlp.fc1.weight"][3, 5] = float("nan")
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CorruptFileError, match=r"must be finite, got NaN or infinity in blocks\.1\.mlp\.fc1\.weight"):
-        read_any(str(tmp_path / "model.safetensors"), Told())
+        import_weights(str(tmp_path / "model.safetensors"), UserHints())
 
 
 @pytest.mark.parametrize("name", ["x.pth", "x.npz", "model.safetensors", "model.safetensors.index.json"])
@@ -111,7 +111,7 @@ def test_pipes_are_no_checkpoints(tmp_path, name):
     os.mkfifo(tmp_path / name)
     for source in (tmp_path, tmp_path / name):
         with pytest.raises(VitrailError) as caught:
-            read_any(str(source), Told())
+            import_weights(str(source), UserHints())
         assert "\n" not in str(caught.value)
 
 
@@ -119,7 +119,7 @@ def test_pipes_beside_checkpoints_are_not_read(tmp_path, call):
     save_file(small().model.state_dict(), tmp_path / "model.safetensors")
     for name in ("config.json", "preprocessor_config.json", "README.md", "labels.json", "recipe.toml"):
         os.mkfifo(tmp_path / name)
-    assert read_any(str(tmp_path), Told()).library == "timm"
+    assert import_weights(str(tmp_path), UserHints()).library == "timm"
     done = call("convert", tmp_path, tmp_path / "out", "--labels", tmp_path / "labels.json")
     assert (done.returncode, "is not a regular file" in done.stderr) == (2, True)
     done = call(
@@ -214,7 +214,7 @@ def test_a_compressed_pickle_fills_no_memory(tmp_path):
             bomb.writestr(name, plain.read(name))
     (tmp_path / "plain.pth").unlink()
     with pytest.raises(CorruptFileError, match="would fill more memory than is available, or than a file of its size"):
-        read_any(str(tmp_path / "bomb.pth"), Told())
+        import_weights(str(tmp_path / "bomb.pth"), UserHints())
 
 
 def test_anybody_may_read_a_pickle_of_ordinary_size(tmp_path):
@@ -249,7 +249,7 @@ def test_what_lies_beside_the_weights_in_a_pickle(tmp_path):
     last = {name: tensor + 1 for name, tensor in tensors.items()}
     whole = {"state_dict": last, "state_dict_ema": tensors, "args": argparse.Namespace(lr=0.1), "epoch": 7}
     torch.save(whole, tmp_path / "last.pth.tar")
-    found = read_any(str(tmp_path / "last.pth.tar"), Told())
+    found = import_weights(str(tmp_path / "last.pth.tar"), UserHints())
     assert torch.equal(found.bundle.model.cls_token, tensors["cls_token"])
     assert "of its tables state_dict_ema is taken, not state_dict" in found.notes
 
@@ -257,7 +257,7 @@ def test_what_lies_beside_the_weights_in_a_pickle(tmp_path):
 def test_tensors_larger_than_their_file_are_refused(tmp_path):
     torch.save({"a": torch.zeros(1).expand(2**33)}, tmp_path / "bomb.pth")
     with pytest.raises(CorruptFileError, match="would fill 34,359,738,368 bytes"):
-        read_any(str(tmp_path / "bomb.pth"), Told())
+        import_weights(str(tmp_path / "bomb.pth"), UserHints())
 
 
 def test_hostile_files_are_refused_with_the_network_cut(tmp_path):
@@ -308,7 +308,7 @@ def test_weights_that_are_integers_are_refused(tmp_path):
     tensors["norm.bias"] = tensors["norm.bias"].view(torch.int32)
     save_file(tensors, tmp_path / "a.safetensors")
     with pytest.raises(CorruptFileError, match=r"must have weights in floating point, got torch.int32 in norm.bias"):
-        read_any(str(tmp_path / "a.safetensors"), Told())
+        import_weights(str(tmp_path / "a.safetensors"), UserHints())
 
 
 def test_a_tensor_under_two_names_is_refused(tmp_path):
@@ -321,7 +321,7 @@ def test_a_tensor_under_two_names_is_refused(tmp_path):
         {"mask_token": torch.zeros(1), "teacher.a": torch.zeros(1), "a": torch.ones(1)}, tmp_path / "a.safetensors"
     )
     with pytest.raises(CorruptFileError, match=r"has 3 tensors, but only 2 that differ in more than a prefix"):
-        read_any(str(tmp_path / "a.safetensors"), Told())
+        import_weights(str(tmp_path / "a.safetensors"), UserHints())
     shards = tmp_path / "shards"
     shards.mkdir()
     save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, shards / "1.safetensors")

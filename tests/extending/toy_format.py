@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from vitrail.bundles.bundle import Bundle
-from vitrail.bundles.formats.base import Checkpoint, Reading, WeightFormat
-from vitrail.bundles.infer_config import named, usual_preprocess
+from vitrail.bundles.formats.base import InferredModel, LibraryCheckpoint, WeightFormat
+from vitrail.bundles.infer_config import default_preprocess, with_published_name
 from vitrail.bundles.parity import Forward
 from vitrail.models.config import ModelConfig
 from vitrail.models.families.mlp.config import MLPConfig
@@ -24,20 +24,20 @@ class Sequential(WeightFormat):
         layers = range(1, len(names), 2)
         return set(names) == {f"{layer}.{leaf}" for layer in layers for leaf in ("weight", "bias")}
 
-    def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
+    def read(self, checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> InferredModel:
         shape, depth = checkpoint.shapes, len(checkpoint.tensors) // 2 - 1
         width, pixels = shape["1.weight"]
         classes, side = shape[f"{2 * depth + 1}.bias"][0], math.isqrt(pixels)
         config = MLPConfig(width=width, depth=depth, classes=classes, channels=1, resolution=(side, side))
-        preprocess, about_pixels = usual_preprocess(config)
-        return Reading(named(config), preprocess, about_pixels=about_pixels)
+        preprocess, about_pixels = default_preprocess(config)
+        return InferredModel(with_published_name(config), preprocess, about_pixels=about_pixels)
 
     def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
         for name in parameter_names(config):
             *_, layer, leaf = name.split(".")
             yield renamed(name, f"{2 * (config.depth if layer == 'head' else int(layer)) + 1}.{leaf}")
 
-    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+    def open_source(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> Forward:
         linear = [nn.Linear(*checkpoint.shapes[f"{2 * layer + 1}.weight"][::-1]) for layer in range(config.depth + 1)]
         model = nn.Sequential(nn.Flatten(), *(one for layer in linear for one in (layer, nn.GELU())))[:-1]
         model.load_state_dict(checkpoint.raw)
@@ -51,4 +51,4 @@ class Sequential(WeightFormat):
 
     def open_written(self, config: ModelConfig, folder: Path) -> Forward:
         tensors = load_file(folder / self.file)
-        return self.open_source(config, Checkpoint(folder / self.file, tensors, raw=tensors))
+        return self.open_source(config, LibraryCheckpoint(folder / self.file, tensors, raw=tensors))

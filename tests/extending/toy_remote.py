@@ -3,17 +3,17 @@
 import os
 from pathlib import Path
 
-from vitrail.bundles.remote.base import Fetched, Remote, demand
+from vitrail.bundles.remote.base import Download, Remote, demand
 from vitrail.core.errors import UsageError
 from vitrail.core.files import checksum
 
 
 class Attic(Remote):
-    def fetch(self, address: str, sha256: str | None) -> Fetched:
+    def fetch(self, address: str, sha256: str | None) -> Download:
         folder = Path(os.environ["ATTIC"]) / address.removeprefix("attic:")
         weights = folder / "model.safetensors"
         if not weights.is_file():
             raise UsageError(f"Source must be a folder in the attic, got {address!r}.")
         found = checksum(weights)
         demand(sha256, found, weights)
-        return Fetched(path=folder, address=address, weights={weights.name: found}, discard=lambda: None)
+        return Download(path=folder, address=address, weights={weights.name: found}, discard=lambda: None)

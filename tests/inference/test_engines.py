@@ -24,15 +24,15 @@ from vitrail.core.intervals import wilson_interval
 from vitrail.inference import benchmark_store, measure, model_files, openvino_engine, select
 from vitrail.inference import build_model_file as engine_making
 from vitrail.inference import engine as engine_module
-from vitrail.inference.benchmark_store import Agreement, Measured, Reason, Speed, Workload
+from vitrail.inference.benchmark_store import Agreement, BenchmarkStore, Refusal, Speed, Workload
 from vitrail.inference.engine import EngineChoice, EngineRequest, batch_for, import_engine_package
 from vitrail.inference.model_files import FORMAT, fingerprint
 from vitrail.inference.onnx_engine import OnnxEngine
 from vitrail.inference.openvino_engine import OpenvinoEngine
-from vitrail.inference.proof import answer, sample
+from vitrail.inference.proof import crop_embedded_images, run_engine
 from vitrail.inference.quantise import quantise, round_weights
 from vitrail.inference.registry import ENGINES, PRECISIONS
-from vitrail.inference.select import choose_engine, every_choice
+from vitrail.inference.select import choose_engine, list_choices
 from vitrail.inference.targets.base import export
 from vitrail.lab.exact import redraw
 
@@ -92,7 +92,7 @@ def measured(monkeypatch):
             for choice in choices
         }
 
-    monkeypatch.setattr(measure, "measure", fake)
+    monkeypatch.setattr(measure, "measure_speeds", fake)
     return speeds, asked
 
 
@@ -124,13 +124,13 @@ def test_every_engine_begins_with_float32_and_states_what_it_has():
         "onnx": ("float32", "int8"),
         "openvino": ("float32", "bfloat16", "int8"),
     }
-    assert {choice.precision for choice in every_choice()} == set(PRECISIONS)
+    assert {choice.precision for choice in list_choices()} == set(PRECISIONS)
 
 
 def test_all_ways_answer_alike_and_float32_is_exact(made):
-    pixels = sample(vitrail.load(made).preprocess, 40)
+    pixels = crop_embedded_images(vitrail.load(made).preprocess, 40)
     outputs = {
-        choice: answer(ENGINES[choice.engine].open(made, None, choice.precision), pixels)
+        choice: run_engine(ENGINES[choice.engine].open(made, None, choice.precision), pixels)
         for choice in [*EXACT, *ROUNDED]
     }
     exact = outputs[EXACT[0]]
@@ -140,7 +140,7 @@ def test_all_ways_answer_alike_and_float32_is_exact(made):
     for choice in ROUNDED:
         gap = np.abs(outputs[choice].logits - exact.logits).max()
         assert 1e-4 < gap < 0.1  # 8 bits, and really so
-    reduced = answer(ENGINES["torch"].open(made, None, "bfloat16"), pixels)
+    reduced = run_engine(ENGINES["torch"].open(made, None, "bfloat16"), pixels)
     assert 1e-4 < np.abs(reduced.logits - exact.logits).max() < 0.1
     assert reduced.logits.dtype == np.float32
 
@@ -223,7 +223,7 @@ def test_a_file_that_cannot_be_run_here_is_left_out(made, tmp_path, monkeypatch,
 
     bundle = shutil.copytree(made, tmp_path / "one")
     monkeypatch.setattr(OpenvinoEngine, "_model", fail)
-    usable, refused = select.find_usable(str(bundle), every_choice())
+    usable, refused = select.find_usable(str(bundle), list_choices())
     assert {choice.engine for choice in usable} == {"torch", "onnx"}
     reason = refused[EngineChoice("openvino", "int8")]
     assert reason.text == (
@@ -335,8 +335,8 @@ def test_a_file_that_is_replaced_behind_an_open_engine_is_noticed(made, tmp_path
     """A session is opened for each number of threads, perhaps long after labels were read."""
     bundle = shutil.copytree(made, tmp_path / "one")
     engine = ENGINES[name].open(bundle)
-    pixels = sample(engine.parts.preprocess, 2)
-    expected = answer(engine, pixels).logits
+    pixels = crop_embedded_images(engine.info.preprocess, 2)
+    expected = run_engine(engine, pixels).logits
     shutil.copytree(engine.folder, tmp_path / "copy")
     shutil.rmtree(engine.folder)
     shutil.copytree(tmp_path / "copy", engine.folder)  # the same again
@@ -365,7 +365,7 @@ def test_labels_and_file_are_of_the_same_bundle(made, tmp_path, monkeypatch):
 
     monkeypatch.setattr(OnnxEngine, "prepare", replaced)
     engine = OnnxEngine.open(bundle)
-    assert (engine.parts.labels, len(calls)) == (("x", "y", "z"), 2)
+    assert (engine.info.labels, len(calls)) == (("x", "y", "z"), 2)
     monkeypatch.setattr(model_files, "is_of", lambda folder, key: False)
     with pytest.raises(CorruptFileError, match="changes all the time"):
         OnnxEngine.open(bundle)
@@ -393,7 +393,7 @@ def test_after_an_upgrade_a_file_is_proved_again(made, tmp_path, capsys, monkeyp
 def test_in_int8_as_many_images_share_scales_as_predict_gives(made, monkeypatch):
     monkeypatch.setattr("vitrail.inference.onnx_engine.batch_for", lambda config: 3)
     engine = OnnxEngine.open(made, None, "int8")
-    pixels = sample(engine.parts.preprocess, 8)
+    pixels = crop_embedded_images(engine.info.preprocess, 8)
     with engine.running(1) as run:
         whole = run(pixels)
         pieces = [run(pixels[at : at + 3]) for at in range(0, 8, 3)]
@@ -403,14 +403,14 @@ def test_in_int8_as_many_images_share_scales_as_predict_gives(made, monkeypatch)
 
 def test_in_int8_an_image_of_a_large_model_is_computed_alone(made, monkeypatch):
     """One of its mates has extreme contrast, which would set the scale of all."""
-    pixels = sample(vitrail.load(made).preprocess, 8) // 8
+    pixels = crop_embedded_images(vitrail.load(made).preprocess, 8) // 8
     pixels[7] = np.indices(pixels.shape[1:]).sum(axis=0) % 2 * 255
 
     def gap():
         with OnnxEngine.open(made, None, "int8").running(1) as run:
             return np.abs(run(pixels).logits[0] - run(pixels[:1]).logits[0]).max()
 
-    config = vitrail.load(made).parts.config
+    config = vitrail.load(made).info.config
     assert gap() > 0
     assert OnnxEngine.depends_on_batch(config, "int8")
     monkeypatch.setattr("vitrail.inference.onnx_engine._ALONE_MACS", config.macs)
@@ -433,8 +433,8 @@ def test_an_interrupt_is_no_failure_of_the_exporter(made, tmp_path, monkeypatch)
 
 def test_threads_that_call_openvino_at_the_same_time_get_their_own_answers(made):
     engine = OpenvinoEngine.open(made)
-    pixels = sample(engine.parts.preprocess, 40)
-    expected = answer(engine, pixels).logits
+    pixels = crop_embedded_images(engine.info.preprocess, 40)
+    expected = run_engine(engine, pixels).logits
     from vitrail.data.prefetch import prefetch
 
     with engine.running(1, 3) as run:
@@ -446,12 +446,12 @@ def test_threads_that_call_openvino_at_the_same_time_get_their_own_answers(made)
 _BEGIN_TOGETHER = """
 import sys, threading
 from vitrail.inference.registry import ENGINES
-from vitrail.inference.proof import sample
+from vitrail.inference.proof import crop_embedded_images
 
 path, engine, precision = sys.argv[1:]
 sys.setswitchinterval(1e-6)
 opened = ENGINES[engine].open(path, None, precision)
-pixels, barrier = sample(opened.parts.preprocess, 1), threading.Barrier(4)
+pixels, barrier = crop_embedded_images(opened.info.preprocess, 1), threading.Barrier(4)
 
 def begin():
     barrier.wait()
@@ -489,7 +489,7 @@ def test_the_first_call_of_an_engine_is_computed_alone(name, entered, made, monk
         return original(self, pixels)
 
     engine = ENGINES[name].open(made)
-    pixels, barrier = sample(engine.parts.preprocess, 1), threading.Barrier(4)
+    pixels, barrier = crop_embedded_images(engine.info.preprocess, 1), threading.Barrier(4)
 
     def begin(_):
         barrier.wait()
@@ -619,8 +619,8 @@ def test_openvino_in_int8_stores_integers_and_an_answer_does_not_depend_on_the_b
     stored = [node.input_value(1).get_node().input_value(0).get_node().input_value(0) for node in scaled]
     assert [one.get_element_type().get_type_name() for one in stored].count("i8") >= 4  # output, MLP, head
     group = int(model.get_rt_info(["runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE"]).astype(str))
-    assert group == engine.parts.config.width == 16
-    pixels = sample(engine.parts.preprocess, 8)
+    assert group == engine.info.config.width == 16
+    pixels = crop_embedded_images(engine.info.preprocess, 8)
     dark = np.concatenate([pixels[:1], np.zeros_like(pixels[1:]), np.full_like(pixels[:1], 255)])
     with engine.running(1) as run:
         np.testing.assert_allclose(run(dark).logits[0], run(pixels).logits[0], rtol=0, atol=1e-5)
@@ -653,9 +653,9 @@ def test_a_large_token_does_not_take_the_precision_of_others(tmp_path):
 
 @pytest.mark.slow
 def test_deit_in_int8_is_a_third_of_the_size(shared, tmp_path):
-    from vitrail.bundles.convert import Told, convert
+    from vitrail.bundles.convert import UserHints, convert
 
-    told, images = Told(None, None, (), None), [np.zeros((32, 32, 3), np.uint8)]
+    told, images = UserHints(None, None, (), None), [np.zeros((32, 32, 3), np.uint8)]
     source = str(shared / "deit-ti16" / "model.safetensors")
     convert(source, tmp_path / "deit", "vitrail", told=told, verifies=False, images=images)
     sizes = []
@@ -671,8 +671,10 @@ def test_openvino_pads_before_pooling_as_torch_does(tmp_path):
     model = redraw(vitrail.create("BiT-R50x1", base=32, layers=(1,), resolution=32, classes=5), std=0.05)
     eye = vitrail.Preprocess(resolution=32, mean=(0.5,) * 3, std=(0.5,) * 3)
     vitrail.save(vitrail.Bundle(model=model, preprocess=eye), tmp_path / "bit")
-    pixels = sample(eye, 8)
-    torchs, openvinos = (answer(ENGINES[name].open(tmp_path / "bit"), pixels).logits for name in ("torch", "openvino"))
+    pixels = crop_embedded_images(eye, 8)
+    torchs, openvinos = (
+        run_engine(ENGINES[name].open(tmp_path / "bit"), pixels).logits for name in ("torch", "openvino")
+    )
     assert np.abs(torchs).max() > 0.1
     np.testing.assert_allclose(openvinos, torchs, rtol=0, atol=1e-5)
 
@@ -751,7 +753,7 @@ def test_auto_counts_the_start_and_keeps_what_it_measured(made, measured, capsys
     pick(made, threads=1)  # a load that is given counts
     assert len(asked) == 1
     choose_engine(EngineRequest("auto"), str(made), threads=1)
-    assert asked[-1] == (EXACT, Workload(batch_for(vitrail.load(made).parts.config), 1, 1))
+    assert asked[-1] == (EXACT, Workload(batch_for(vitrail.load(made).info.config), 1, 1))
     assert pick(made, images=[0] * 10, device="cuda") == EngineChoice("torch", "float32")
     assert len(asked) == 2
     assert choose_engine(EngineRequest("auto", "auto"), vitrail.load(made)) == EngineChoice("torch", "float32")
@@ -800,21 +802,21 @@ def test_flags_and_versions_name_the_machine(monkeypatch):
 def test_a_damaged_file_of_measurements_holds_nothing(made, measured, content):
     _, asked = measured
     pick(made)
-    path = Measured.read(made)._path
+    path = BenchmarkStore.read(made)._path
     path.write_text(content.replace("%s", benchmark_store.machine(), 1).replace("%s", str(LOAD)))
     assert pick(made) == EXACT[1]
     assert len(asked) == 2
-    assert Measured.read(made).speeds(LOAD)[EXACT[1]].image == pytest.approx(1 / 30)
+    assert BenchmarkStore.read(made).speeds(LOAD)[EXACT[1]].image == pytest.approx(1 / 30)
 
 
 def test_a_changed_digit_of_a_measurement_is_noticed(made, measured):
     _, asked = measured
     assert pick(made) == EXACT[1]
-    path = Measured.read(made)._path
+    path = BenchmarkStore.read(made)._path
     text = path.read_text()
     assert text.count('"size": 1') >= 3
     path.write_text(text.replace('"size": 1', '"size": 2', 1))
-    assert Measured.read(made).speeds(LOAD) == {}
+    assert BenchmarkStore.read(made).speeds(LOAD) == {}
     assert pick(made) == EXACT[1]
     assert len(asked) == 2
 
@@ -823,7 +825,7 @@ def test_a_home_that_cannot_be_written_is_one_line_and_measured_again(made, meas
     _, asked = measured
     shutil.rmtree(home)
     home.write_text("no folder")
-    lacking = {EngineChoice("openvino", "bfloat16"): Reason("this CPU has none", lasts=True)}
+    lacking = {EngineChoice("openvino", "bfloat16"): Refusal("this CPU has none", lasts=True)}
     monkeypatch.setattr(select, "find_usable", lambda path, choices: (choices, lacking))
     for count in (1, 2):
         assert pick(made) == EXACT[1]
@@ -857,15 +859,15 @@ def test_auto_leaves_out_an_engine_whose_file_cannot_be_made(made, measured, mon
     monkeypatch.setattr(OpenvinoEngine, "prepare", fail)
     assert pick(made) == EXACT[1]
     assert "auto: openvino float32 left out: Writing failed (No space left on device).\n" in capsys.readouterr().err
-    assert Measured.read(made).speeds(LOAD).keys() == {*EXACT[:2]}  # it may work the next time
+    assert BenchmarkStore.read(made).speeds(LOAD).keys() == {*EXACT[:2]}  # it may work the next time
 
 
 def test_what_is_measured_is_no_longer_refused(made):
-    kept = Measured.read(made)
-    kept.keep_speeds(LOAD, {}, {INT8: Reason("some library was missing", lasts=True)})
-    assert Measured.read(made).refused().keys() == {INT8}
+    kept = BenchmarkStore.read(made)
+    kept.keep_speeds(LOAD, {}, {INT8: Refusal("some library was missing", lasts=True)})
+    assert BenchmarkStore.read(made).refused().keys() == {INT8}
     kept.keep_speeds(LOAD, {INT8: Speed(0.1, 0.1, 1, 1)})
-    assert Measured.read(made).refused() == {}
+    assert BenchmarkStore.read(made).refused() == {}
 
 
 def test_what_is_missing_now_may_be_there_the_next_time(made, monkeypatch):
@@ -874,7 +876,7 @@ def test_what_is_missing_now_may_be_there_the_next_time(made, monkeypatch):
 
     monkeypatch.setattr(OnnxEngine, "check", classmethod(fail))
     _, refused = select.find_usable(str(made), [INT8])
-    assert refused == {INT8: Reason("Engine onnx needs a library.", lasts=False)}
+    assert refused == {INT8: Refusal("Engine onnx needs a library.", lasts=False)}
 
 
 def test_a_way_that_its_proof_refuses_is_made_once(made, measured, monkeypatch, capsys):
@@ -891,19 +893,19 @@ def test_a_way_that_its_proof_refuses_is_made_once(made, measured, monkeypatch, 
         assert choose_engine(EngineRequest("onnx", "auto"), str(made), load=load) == EXACT[1]
     assert tried == ["int8"]
     assert capsys.readouterr().err.count("auto: onnx int8 left out: The model in int8 predicts 30 of 40") == 1
-    assert Measured.read(made).refused().keys() == {INT8}
+    assert BenchmarkStore.read(made).refused().keys() == {INT8}
     monkeypatch.setattr(benchmark_store, "version_of", lambda package: "99")
     choose_engine(EngineRequest("onnx", "auto"), str(made), load=LOAD)
     assert tried == ["int8", "int8"]
 
 
 def test_processes_that_measure_at_the_same_time_keep_what_both_found(made):
-    found = [Measured.read(made) for _ in range(8)]
+    found = [BenchmarkStore.read(made) for _ in range(8)]
     speed = {EXACT[0]: Speed(0.1, 0.1, 1, 1)}
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda batch: found[batch].keep_speeds(Workload(batch, 1, 1), speed), range(8)))
     found[0].keep_agreements({INT8: Agreement("photos", 200, 195)})
-    kept = Measured.read(made)
+    kept = BenchmarkStore.read(made)
     assert [kept.speeds(Workload(batch, 1, 1)) for batch in range(8)] == [speed] * 8
     assert kept.agreements()[INT8].same == 195
 
@@ -915,7 +917,7 @@ def test_a_machine_that_is_busy_meanwhile_does_not_change_who_wins(busy, monkeyp
     seconds = {EXACT[0]: 0.012, EXACT[1]: 0.010}
 
     class Busy:
-        parts = vitrail.load(made).parts
+        parts = vitrail.load(made).info
 
         def __init__(self, choice):
             self.choice = choice
@@ -947,7 +949,7 @@ def test_auto_alone_stays_in_float32(made, measured):
 def test_precision_auto_takes_the_fastest_within_the_tolerance(made, measured, capsys):
     speeds, _ = measured
     speeds[INT8] = 60
-    kept = Measured.read(made)
+    kept = BenchmarkStore.read(made)
     kept.keep_agreements({INT8: Agreement("photos", 200, 195)})
     assert pick(made, precision="auto", tolerance=0.025) == INT8
     low, high = wilson_interval(5, 200)
@@ -965,7 +967,9 @@ def test_a_faster_way_that_is_not_taken_is_named_beside_the_one_that_is(made, me
     speeds, _ = measured
     speeds[INT8], slower = 60, EngineChoice("torch", "bfloat16")
     speeds[slower] = 50
-    Measured.read(made).keep_agreements({INT8: Agreement("photos", 200, 180), slower: Agreement("photos", 200, 199)})
+    BenchmarkStore.read(made).keep_agreements(
+        {INT8: Agreement("photos", 200, 180), slower: Agreement("photos", 200, 199)}
+    )
     assert pick(made, precision="auto") == slower
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("auto: torch bfloat16 50.0 images/s")
@@ -980,7 +984,7 @@ def test_answers_are_compared_on_the_images_at_hand_each_time(made, measured, ca
     images = [np.random.default_rng(index).integers(0, 256, (9, 9), dtype=np.uint8) for index in range(5)]
     assert pick(made, precision="auto", images=[*images, b"none"], tolerance=1) == INT8
     assert "of 40 answers differ from float32 on 5 given and 35 embedded images (" in capsys.readouterr().err
-    assert Measured.read(made).agreements() == {}  # the next images are others
+    assert BenchmarkStore.read(made).agreements() == {}  # the next images are others
     assert pick(made, precision="auto", images=images * 9, tolerance=1) == INT8
     assert "of 45 answers differ from float32 on given images (" in capsys.readouterr().err
 
@@ -1019,7 +1023,7 @@ def test_evaluate_and_predict_run_any_way(choice, made, call, tmp_path):
     labels = np.array([names[str(index % 3)] for index in range(12)])
     np.savez(tmp_path / "data.npz", images=images, labels=labels)
     flags = ["--engine", choice.engine, "--precision", choice.precision]
-    Measured.read(made).keep_speeds(
+    BenchmarkStore.read(made).keep_speeds(
         Workload(64, 1, 1), dict.fromkeys([choice, EngineChoice(choice.engine, "float32")], Speed(0.1, 0.1, 1, 1))
     )
     done = call("evaluate", made, tmp_path / "data.npz", *flags, "--json")
@@ -1039,7 +1043,7 @@ def test_evaluate_and_predict_run_any_way(choice, made, call, tmp_path):
 
 
 def test_bench_measures_every_way_and_auto_reads_it(made, call, measured, monkeypatch, tmp_path):
-    monkeypatch.setattr("vitrail.evaluation.benchmark.measure", measure.measure)
+    monkeypatch.setattr("vitrail.evaluation.benchmark.measure_speeds", measure.measure_speeds)
     monkeypatch.setattr("vitrail.evaluation.benchmark.cores", lambda: 2)
     images = np.random.default_rng(0).integers(0, 256, (30, 8, 8), dtype=np.uint8)
     labels = np.array([vitrail.load(made).labels[index % 3] for index in range(30)])
@@ -1048,7 +1052,7 @@ def test_bench_measures_every_way_and_auto_reads_it(made, call, measured, monkey
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     rows = {EngineChoice(row["engine"], row["precision"]): row for row in found["ways"]}
-    usable = {choice for choice in every_choice() if choice != EngineChoice("openvino", "bfloat16")}
+    usable = {choice for choice in list_choices() if choice != EngineChoice("openvino", "bfloat16")}
     assert usable <= rows.keys() | {EngineChoice(one["engine"], one["precision"]) for one in found["left_out"]}
     exact = rows[EXACT[0]]
     assert (exact["images_per_second"], exact["same"], exact["images"], exact["p_value"]) == (10, 30, 30, 1.0)
@@ -1061,7 +1065,7 @@ def test_bench_measures_every_way_and_auto_reads_it(made, call, measured, monkey
     before = len(asked)
     assert pick(made, precision="auto") == EXACT[1]
     assert len(asked) == before
-    kept = Measured.read(made).agreements()[INT8]
+    kept = BenchmarkStore.read(made).agreements()[INT8]
     assert (kept.data, kept.images) == (found["data"], 30)
     assert kept.right_in_float32 == round(30 * expected.accuracy)
     assert call("export", made, tmp_path / "out", "--to", "onnx", "--precision", "int8").returncode == 0
@@ -1109,7 +1113,7 @@ def test_bench_refuses_what_it_cannot_measure(call, made, tmp_path):
 
 @pytest.mark.slow
 def test_a_real_measurement_is_plausible(made):
-    found = measure.measure(str(made), [*EXACT, INT8], Workload(8, 2, 1))
+    found = measure.measure_speeds(str(made), [*EXACT, INT8], Workload(8, 2, 1))
     assert all(speed.image < 0.1 < speed.start < 60 for speed in found.values())
     assert found[EXACT[0]].start > found[EXACT[1]].start
     assert found[EXACT[0]].memory > 1.3 * found[EXACT[1]].memory > 10**7

@@ -64,11 +64,11 @@ def convert(
     >>> vitrail.convert("fashion-timm", "again", verify=False)["from"]
     'timm'
     """
-    from vitrail.bundles.convert import Told, read_labels
+    from vitrail.bundles.convert import UserHints, read_labels
     from vitrail.bundles.convert import convert as run
 
     size = None if resolution is None else as_pair(resolution)
-    told = Told(model, size, tuple(preprocess), None if labels is None else read_labels(Path(labels)))
+    told = UserHints(model, size, tuple(preprocess), None if labels is None else read_labels(Path(labels)))
     embedded = images is None
     shown = open_data("fashion-40").splits["test"].images if embedded else find_images([str(images)], stdin=True)
     return Report(

@@ -331,10 +331,10 @@ def _say_training(
     bundle: str | Path, landmarks: str | Path | None, data: str | Path = "", without: str | Path | None = None
 ) -> None:
     """Say so if faces are not prepared as those that the bundle was trained on, or if they may be the same people."""
-    from vitrail.bundles.metadata import read_parts
+    from vitrail.bundles.metadata import read_bundle_info
     from vitrail.faces.align import BY_LANDMARKS, UNALIGNED
 
-    provenance = read_parts(bundle, weights=False).provenance
+    provenance = read_bundle_info(bundle, weights=False).provenance
     faces = provenance.get("faces")
     if not isinstance(faces, dict):
         return

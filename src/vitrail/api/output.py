@@ -23,7 +23,7 @@ from vitrail.core.terminal import (
 if TYPE_CHECKING:
     from vitrail.api.predictions import Evaluation, Prediction, Predictions
     from vitrail.api.training_commands import Diagnosis
-    from vitrail.bundles.metadata import Parts
+    from vitrail.bundles.metadata import BundleInfo
     from vitrail.evaluation.compare_runs import RunComparison
     from vitrail.reports.inspect.inspection_page import Inspection
     from vitrail.training.run import Result
@@ -232,13 +232,13 @@ def _measured(measure: dict[str, Any] | None) -> str:
 
 def receive_predictions(
     given: Given,
-) -> "Callable[[Sequence[str], Sequence[str], Parts], Callable[[Prediction], None]]":
+) -> "Callable[[Sequence[str], Sequence[str], BundleInfo], Callable[[Prediction], None]]":
     """Print each prediction as soon as it is known, unless only files are asked for."""
     files = [given.values[name] for name in ("features", "output", "page") if name in given.values]
     if not given.json and ("output" in given.values or "page" in given.values):
         return lambda names, labels, parts: lambda prediction: None
 
-    def begin(names: Sequence[str], labels: Sequence[str], parts: "Parts") -> "Callable[[Prediction], None]":
+    def begin(names: Sequence[str], labels: Sequence[str], parts: "BundleInfo") -> "Callable[[Prediction], None]":
         row = _print_line if given.json else prediction_table(names, labels, blank=parts.answer.no_label)
         return row if not files else _outlive_reader(row)
 

@@ -27,7 +27,7 @@ from vitrail.data.image_files import are_image_files, name_images
 from vitrail.evaluation.predictions.prediction_tables import table_endings
 
 if TYPE_CHECKING:
-    from vitrail.bundles.metadata import Parts
+    from vitrail.bundles.metadata import BundleInfo
     from vitrail.data.preprocess import ImageLike
     from vitrail.evaluation.protocols import Protocol
 
@@ -275,7 +275,7 @@ class Predictions(list[Prediction]):
 
 _SHOWN = 20  # predictions in a notebook
 
-Receiver = Callable[[Sequence[str], Sequence[str], "Parts"], Callable[[Prediction], object]]
+Receiver = Callable[[Sequence[str], Sequence[str], "BundleInfo"], Callable[[Prediction], object]]
 """Called with the names of all images, the labels and the bundle's metadata before the first prediction; what it
 returns is called with each prediction."""
 
@@ -381,7 +381,7 @@ def predict(
 
         engine, precision = choose_engine(request, bundle, images=chosen, threads=threads, device=device)
     classifier = Classifier(bundle, engine=engine, precision=precision, threads=threads, jpeg=jpeg, device=device)
-    parts = classifier.parts
+    parts = classifier.info
     parts.answer.check_threshold(threshold)
     if outputs is not None and outputs.need_classes:
         parts.check_single_label("--output, --page and --sort")

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from vitrail.bundles.card import model_card
 from vitrail.bundles.decision import SINGLE_LABEL, DecisionRule
 from vitrail.bundles.folder import ANSWER_FILE, FORMAT, check_folder
-from vitrail.bundles.metadata import Parts, read_parts
+from vitrail.bundles.metadata import BundleInfo, read_bundle_info
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import MANIFEST, atomic_folder, checksum, read_json, utf8_path, write_json
 from vitrail.core.memory import check_allocation
@@ -42,7 +42,7 @@ from vitrail.models.device import choose_device, find_device
 _MEASURED = ("scores", "proofs")
 
 
-class Measured(NamedTuple):
+class MeasuredClaims(NamedTuple):
     """What a provenance claims of a model's answers, and of which model."""
 
     claims: dict[str, Any]
@@ -95,27 +95,27 @@ class Bundle:
     """Where the model comes from; anything that JSON can hold."""
     answer: DecisionRule = SINGLE_LABEL
     """What the logits answer: one class, or several labels with their thresholds."""
-    measured: Measured | None = dataclasses.field(default=None, repr=False, compare=False)
+    measured: MeasuredClaims | None = dataclasses.field(default=None, repr=False, compare=False)
     """What the provenance's scores were measured on; by default, this model as it is now."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, Model) or not isinstance(self.preprocess, Preprocess):
             kinds = f"{type(self.model).__name__} and {type(self.preprocess).__name__}"
             raise UsageError(f"Bundle must have a model from vitrail.create and a vitrail.Preprocess, got {kinds}.")
-        object.__setattr__(self, "labels", self.parts.labels)
+        object.__setattr__(self, "labels", self.info.labels)
         if self.measured is not None and not self.measured.fits(self):
             object.__setattr__(self, "provenance", self.measured.forget(self.provenance))
             object.__setattr__(self, "measured", None)
         if self.measured is None:
             claims = _claims(self.provenance)
             weights = self.fingerprint() if claims else ""
-            measured = Measured(claims, self.model.config, self.preprocess, self.labels, self.answer, weights)
+            measured = MeasuredClaims(claims, self.model.config, self.preprocess, self.labels, self.answer, weights)
             object.__setattr__(self, "measured", measured)
 
     @property
-    def parts(self) -> Parts:
+    def info(self) -> BundleInfo:
         """Everything but the weights."""
-        return Parts(
+        return BundleInfo(
             config=self.model.config,
             preprocess=self.preprocess,
             labels=self.labels,
@@ -176,7 +176,7 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
     # What is written must be what can be read: a model that was changed by hand no longer is what its settings say.
     expected = check_head(bundle.model)
     try:
-        parts = bundle.parts
+        info = bundle.info
     except UsageError as error:
         raise UsageError(f"{error} Use dataclasses.replace(bundle, model=..., labels=..., preprocess=...).") from None
     if broken := not_finite(tensors):
@@ -189,12 +189,12 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
         extensions = {"extensions": config.extensions} if config.extensions else {}
         document = {"format": 1 if bundle.answer == SINGLE_LABEL else FORMAT, **extensions, **config.to_document()}
         write_json(folder / "config.json", document)
-        write_json(folder / "preprocess.json", parts.preprocess.to_json())
-        write_json(folder / "labels.json", parts.labels)
+        write_json(folder / "preprocess.json", info.preprocess.to_json())
+        write_json(folder / "labels.json", info.labels)
         if bundle.answer != SINGLE_LABEL:
             write_json(folder / ANSWER_FILE, bundle.answer.to_json())
         save_tensors(tensors, folder / "model.safetensors")
-        provenance = parts.provenance
+        provenance = info.provenance
         if bundle.measured is not None and not bundle.measured.is_of(bundle, folder / "model.safetensors"):
             provenance = bundle.measured.forget(provenance)
         write_json(folder / "provenance.json", provenance)
@@ -236,20 +236,20 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
     with the model's shapes before memory is allocated for them.
     """
     place = find_device(device)
-    parts, folder = read_parts(path), check_folder(path)
+    info, folder = read_bundle_info(path), check_folder(path)
     check_allocation((folder / "model.safetensors").stat().st_size, f"Bundle {str(path)!r}")
     with torch.device("meta"):
-        model = load_object(parts.config.model)(parts.config)
+        model = load_object(info.config.model)(info.config)
     weights = folder / "model.safetensors"
     try:
         with utf8_path(weights) as known, safe_open(known, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
             header = {name: Header(part.get_shape(), _DTYPES.get(part.get_dtype())) for name, part in slices.items()}
-            if not parts.config.classes:  # older versions wrote a head of zeros for one class
+            if not info.config.classes:  # older versions wrote a head of zeros for one class
                 ours = model.state_dict()
                 header = {name: one for name, one in header.items() if name in ours or not name.startswith("head.")}
             if problems := _mismatch(model, header):
-                name = parts.config.name or parts.config.family
+                name = info.config.name or info.config.family
                 raise CorruptFileError(path=weights, cause=f"does not fit {name}: {problems}")
             # Into memory of its own: kernels choose their path by alignment, and a view into the file would answer
             # with other last bits than the model that was saved.
@@ -267,12 +267,12 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
     recorded = read_json(folder / MANIFEST)["files"][weights.name]
     return Bundle(
         model=model,
-        preprocess=parts.preprocess,
-        labels=parts.labels,
-        provenance=parts.provenance,
-        answer=parts.answer,
-        measured=Measured(
-            _claims(parts.provenance), model.config, parts.preprocess, parts.labels, parts.answer, recorded
+        preprocess=info.preprocess,
+        labels=info.labels,
+        provenance=info.provenance,
+        answer=info.answer,
+        measured=MeasuredClaims(
+            _claims(info.provenance), model.config, info.preprocess, info.labels, info.answer, recorded
         ),
     )
 

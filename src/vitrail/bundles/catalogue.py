@@ -86,11 +86,11 @@ def list_published(pattern: str = "*") -> list[Published]:
         if pattern and matching:
             return matching
     raise UsageError(
-        f"Pattern must match a name that `vitrail weights` lists, got {pattern!r}.{like_published(pattern)}"
+        f"Pattern must match a name that `vitrail weights` lists, got {pattern!r}.{suggest_published(pattern)}"
     )
 
 
-def like_published(name: str) -> str:
+def suggest_published(name: str) -> str:
     """`" Did you mean 'vit-b16.in21k'?"`: a checkpoint of a similar name, also for names of timm and of the Hub."""
     theirs = {alias: one.name for one in catalogue().values() for alias in (one.hub, one.hub.partition("/")[2])}
     return did_you_mean(name, catalogue(), theirs)

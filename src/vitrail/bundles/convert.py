@@ -17,11 +17,11 @@ from vitrail.bundles.catalogue import catalogue
 from vitrail.bundles.decision import SINGLE_LABEL, decision_rule_from_json
 from vitrail.bundles.file_names import CARD
 from vitrail.bundles.folder import EMBEDDED
-from vitrail.bundles.formats.base import Checkpoint, Reading, WeightFormat, join_tensors, split_tensors
+from vitrail.bundles.formats.base import InferredModel, LibraryCheckpoint, WeightFormat, join_tensors, split_tensors
 from vitrail.bundles.formats.registry import FORMATS, check_written_format
-from vitrail.bundles.infer_config import distinct, notes_of
-from vitrail.bundles.parity import Forward, attempt, some_images
-from vitrail.bundles.remote.base import Fetched, demand, parse_sha256
+from vitrail.bundles.infer_config import drop_empty_notes, make_unique
+from vitrail.bundles.parity import Forward, select_images, try_to_prove
+from vitrail.bundles.remote.base import Download, demand, parse_sha256
 from vitrail.bundles.remote.registry import REMOTES, remote_kind
 from vitrail.bundles.weight_files import read_checkpoint
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
@@ -44,7 +44,7 @@ from vitrail.models.library_limits import unknown_to
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class UserHints:
     """What the user states about a source whose files do not."""
 
     model: str | None = None
@@ -68,7 +68,7 @@ class Told:
 
 
 @dataclasses.dataclass(frozen=True)
-class Foreign:
+class ImportedWeights:
     """A source as a bundle, and how it was read."""
 
     bundle: Bundle
@@ -80,7 +80,7 @@ class Foreign:
     """Opens the source in its own library; None for a bundle."""
     verifier: str = ""
     """Name of that library in the proof."""
-    fetched: Fetched | None = None
+    fetched: Download | None = None
     """The files, if they were fetched."""
     is_restored: bool = False
     """Whether `vitrail.json` beside the files gave back what the bundle was, its provenance included."""
@@ -91,7 +91,7 @@ def convert(
     destination: Path,
     to: str,
     *,
-    told: Told | None = None,
+    told: UserHints | None = None,
     verifies: bool = True,
     images: Sequence[ImageLike],
     force: bool = False,
@@ -109,9 +109,9 @@ def convert(
     check_output(destination, force=force)
     if verifies and not images:
         raise UsageError("Images to compare both models on must be at least one, got none.")
-    found = read_any(source, told or Told(), sha256=sha256)
+    found = import_weights(source, told or UserHints(), sha256=sha256)
     config = found.bundle.model.config
-    shown = some_images(config, images)
+    shown = select_images(config, images)
     report: dict[str, Any] = {
         "from": found.library,
         "source": None if found.fetched is None else found.fetched.provenance,
@@ -140,7 +140,7 @@ def convert(
     return report
 
 
-def read_any(source: str, told: Told, *, sha256: str | None = None) -> Foreign:
+def import_weights(source: str, told: UserHints, *, sha256: str | None = None) -> ImportedWeights:
     """Read a bundle or a checkpoint: at a path, at an address, or by its name in the catalogue. A path that exists is
     never fetched."""
     demanded = None if sha256 is None else parse_sha256(sha256)
@@ -164,12 +164,12 @@ def read_any(source: str, told: Told, *, sha256: str | None = None) -> Foreign:
     if published is not None:
         provenance = {"licence": published.licence, **provenance}
         if labels is None and published.class_names is not None:
-            labels, _ = distinct(published.class_names)
+            labels, _ = make_unique(published.class_names)
     bundle = dataclasses.replace(bundle, provenance=provenance, labels=labels)
     return dataclasses.replace(found, bundle=bundle, notes=fetched.notes + found.notes, fetched=fetched)
 
 
-def _read_here(source: str, told: Told, sha256: str | None) -> Foreign:
+def _read_here(source: str, told: UserHints, sha256: str | None) -> ImportedWeights:
     """Read a bundle, or a checkpoint of a library that is recognised by its tensor names."""
     path = Path(source)
     if sha256 is not None and path.is_file():
@@ -179,18 +179,18 @@ def _read_here(source: str, told: Told, sha256: str | None) -> Foreign:
     if path.name == "model.safetensors" and _is_bundle(path.parent):
         path = path.parent
     if source in EMBEDDED or _is_bundle(path):
-        if told != Told():
+        if told != UserHints():
             raise UsageError(
                 "A bundle has all settings: --model, --preprocess and --labels are only for files of other libraries."
             )
         bundle = load(source if source in EMBEDDED else path)
-        return Foreign(bundle, "vitrail", len(bundle.model.state_dict()))
+        return ImportedWeights(bundle, "vitrail", len(bundle.model.state_dict()))
     checkpoint = read_checkpoint(path)
     weight_format = _recognise(checkpoint)
     return _understand(weight_format, weight_format.prepare(checkpoint), told)
 
 
-def _recognise(checkpoint: Checkpoint) -> WeightFormat:
+def _recognise(checkpoint: LibraryCheckpoint) -> WeightFormat:
     """The first format that recognises the tensor names. Formats of other packages are imported only if no built-in one
     does."""
     for name in FORMATS:
@@ -204,7 +204,7 @@ def _recognise(checkpoint: Checkpoint) -> WeightFormat:
     )
 
 
-def _understand(weight_format: WeightFormat, checkpoint: Checkpoint, told: Told) -> Foreign:
+def _understand(weight_format: WeightFormat, checkpoint: LibraryCheckpoint, told: UserHints) -> ImportedWeights:
     stated, about_stated = _beside(checkpoint)
     try:
         reading = weight_format.read(checkpoint, told.config) if stated is None else stated.reading
@@ -227,7 +227,7 @@ def _understand(weight_format: WeightFormat, checkpoint: Checkpoint, told: Told)
     tensors = join_tensors(entries, checkpoint, reading.left_out)
     preprocess = _change(reading.preprocess, told.preprocess)
     about_pixels = None if told.preprocess else reading.about_pixels
-    notes = notes_of([*checkpoint.notes, about_stated, *reading.notes, about_pixels])
+    notes = drop_empty_notes([*checkpoint.notes, about_stated, *reading.notes, about_pixels])
     provenance: dict[str, Any] = {"converted_from": weight_format.name}
     if checkpoint.licence is not None:
         provenance["licence"] = checkpoint.licence
@@ -245,7 +245,7 @@ def _understand(weight_format: WeightFormat, checkpoint: Checkpoint, told: Told)
         answer=reading.answer,
     )
     open_peer = functools.partial(weight_format.open_source, config, checkpoint)
-    return Foreign(
+    return ImportedWeights(
         bundle,
         weight_format.name,
         len(checkpoint.tensors),
@@ -266,7 +266,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise UsageError(f"Labels must be in a text file that can be read, got {str(path)!r} ({reason}).") from None
     if path.suffix != ".json":
-        return distinct(line.strip() for line in text.splitlines() if line.strip())[0]
+        return make_unique(line.strip() for line in text.splitlines() if line.strip())[0]
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -274,7 +274,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
     names = [one.get("name") if isinstance(one, dict) else one for one in found] if isinstance(found, list) else [None]
     if not all(isinstance(name, str) for name in names):
         raise UsageError(f"Labels must be a JSON list of names, got something else in {str(path)!r}.")
-    return distinct(names)[0]
+    return make_unique(names)[0]
 
 
 def _agree(told: ModelConfig | None, found: ModelConfig) -> None:
@@ -290,14 +290,14 @@ def _agree(told: ModelConfig | None, found: ModelConfig) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stated:
+class Sidecar:
     """The content of `vitrail.json`: the settings that a file in another format cannot hold."""
 
-    reading: Reading
+    reading: InferredModel
     provenance: dict[str, Any]
 
 
-def _beside(checkpoint: Checkpoint) -> tuple[Stated | None, str | None]:
+def _beside(checkpoint: LibraryCheckpoint) -> tuple[Sidecar | None, str | None]:
     """Read `vitrail.json` beside a checkpoint; None unless all files are as they were written."""
     stated = checkpoint.document("vitrail.json")
     if not stated:
@@ -310,8 +310,8 @@ def _beside(checkpoint: Checkpoint) -> tuple[Stated | None, str | None]:
         config = read_model(stated["config"])
         labels = None if stated["labels"] is None else tuple(stated["labels"])
         answer = decision_rule_from_json(stated["answer"]) if "answer" in stated else SINGLE_LABEL
-        reading = Reading(config, Preprocess.from_json(stated["preprocess"]), labels, answer=answer)
-        return Stated(reading, dict(stated["provenance"])), None
+        reading = InferredModel(config, Preprocess.from_json(stated["preprocess"]), labels, answer=answer)
+        return Sidecar(reading, dict(stated["provenance"])), None
     except (KeyError, TypeError, ValueError, UsageError) as error:
         raise CorruptFileError(
             f"vitrail.json beside {str(checkpoint.path)!r} is damaged ({error}).",
@@ -399,7 +399,7 @@ def _prove(
     """The proof for the report, or why there is none."""
     if not verifies:
         return {"library": library, "not_verified": "not asked for"}
-    return attempt(library, open_peer, bundle, images, ours=ours)
+    return try_to_prove(library, open_peer, bundle, images, ours=ours)
 
 
 def _is_bundle(path: Path) -> bool:

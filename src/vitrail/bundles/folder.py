@@ -5,7 +5,7 @@ import os
 from importlib import resources
 from pathlib import Path
 
-from vitrail.bundles.catalogue import catalogue, like_published
+from vitrail.bundles.catalogue import catalogue, suggest_published
 from vitrail.bundles.remote.registry import remote_kind
 from vitrail.core.errors import CorruptFileError, MissingError, UsageError, VitrailError, did_you_mean, suggest_path
 from vitrail.core.files import MANIFEST, read_json, verify_checksums
@@ -45,7 +45,7 @@ def check_folder(bundle: str | Path) -> Path:
                 f"Bundle must be a folder that exists, got {str(bundle)!r}, the name of a model without weights."
                 " `vitrail weights` lists public ones, `vitrail convert` makes a bundle of them."
             )
-        near = suggest_path(path, _bundle_at) or did_you_mean(str(path), EMBEDDED) or like_published(str(path))
+        near = suggest_path(path, _bundle_at) or did_you_mean(str(path), EMBEDDED) or suggest_published(str(path))
         raise UsageError(f"Bundle must be a folder that exists, got {str(path)!r}.{near}")
     if not path.is_dir():
         raise UsageError(f"Bundle must be a folder, got the file {str(path)!r}.")

@@ -31,7 +31,7 @@ def square_grid(patches: int) -> tuple[int, int]:
     return side, side
 
 
-def usual_heads(width: int, told: ModelConfig | None) -> tuple[int, str | None]:
+def infer_heads(width: int, told: ModelConfig | None) -> tuple[int, str | None]:
     """Number of heads, which a state dict does not contain: as the user states; otherwise that of the published model
     of this width, or width / 64 with a note."""
     if told is not None and told.heads is not None:
@@ -48,7 +48,7 @@ def usual_heads(width: int, told: ModelConfig | None) -> tuple[int, str | None]:
     return width // 64, f"the file does not state the number of heads; {width // 64} are taken ({width} / 64)"
 
 
-def place_positions(
+def infer_positions(
     settings: dict[str, Any],
     rows: int,
     told: ModelConfig | None,
@@ -73,7 +73,7 @@ def place_positions(
     return {"resolution": resolution, "class_position": bool(class_row) or not has_class}
 
 
-def grid_of(patches: int, patch: Sequence[int], told: ModelConfig | None) -> Pair:
+def infer_resolution(patches: int, patch: Sequence[int], told: ModelConfig | None) -> Pair:
     """The resolution for this number of patches: as the user states, if it fits; otherwise a square."""
     if told is not None:
         rows, columns = (side // one for side, one in zip(told.resolution, patch, strict=True))
@@ -83,7 +83,7 @@ def grid_of(patches: int, patch: Sequence[int], told: ModelConfig | None) -> Pai
     return rows * patch[0], columns * patch[1]
 
 
-def usual_preprocess(config: ModelConfig) -> tuple[Preprocess, str]:
+def default_preprocess(config: ModelConfig) -> tuple[Preprocess, str]:
     """The usual preprocessing, and a note that it was assumed."""
     if config.channels == 3:
         note = "the files do not state mean and std; ImageNet's are taken"
@@ -93,7 +93,7 @@ def usual_preprocess(config: ModelConfig) -> tuple[Preprocess, str]:
     return Preprocess(resolution=config.resolution, mean=half, std=half), note
 
 
-def named(config: ModelConfig) -> ModelConfig:
+def with_published_name(config: ModelConfig) -> ModelConfig:
     """The configuration with the name of the published model it equals, if there is one."""
 
     def shape(config: ModelConfig) -> dict[str, Any]:
@@ -124,7 +124,7 @@ _NOT_IN_A_NAME = frozenset(
 )
 
 
-def distinct(labels: Iterable[object]) -> tuple[tuple[str, ...], str | None]:
+def make_unique(labels: Iterable[object]) -> tuple[tuple[str, ...], str | None]:
     """Unique labels, and a note: repeated ones (ImageNet has two cranes) get their index."""
     seen: set[str] = set()
     found, repeated = [], []
@@ -139,6 +139,6 @@ def distinct(labels: Iterable[object]) -> tuple[tuple[str, ...], str | None]:
     return tuple(found), note
 
 
-def notes_of(notes: Iterable[str | None]) -> tuple[str, ...]:
+def drop_empty_notes(notes: Iterable[str | None]) -> tuple[str, ...]:
     """The notes that are not empty."""
     return tuple(note for note in notes if note)

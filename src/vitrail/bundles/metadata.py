@@ -21,7 +21,7 @@ OVERFLOWS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Parts:
+class BundleInfo:
     """Configuration, preprocessing, labels and provenance, checked against each other."""
 
     config: ModelConfig
@@ -87,7 +87,7 @@ class Parts:
         )
 
 
-def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
+def read_bundle_info(path: str | Path, *, weights: bool = True) -> BundleInfo:
     """Everything but the weights of the bundle at `path`. Every file is checked against the manifest, the weights only
     if `weights`."""
     folder = check_folder(path)
@@ -103,7 +103,7 @@ def read_parts(path: str | Path, *, weights: bool = True) -> Parts:
         if ANSWER_FILE in read_json(folder / MANIFEST)["files"] or (folder / ANSWER_FILE).exists():
             verify_checksums(folder, [ANSWER_FILE])
             answer = decision_rule_from_json(read_json(folder / ANSWER_FILE))
-        return Parts(
+        return BundleInfo(
             config=config,
             preprocess=Preprocess.from_json(read_json(folder / "preprocess.json")),
             labels=labels,

@@ -63,7 +63,7 @@ def prove(
     return proof
 
 
-def attempt(
+def try_to_prove(
     library: str, make: Callable[[], Forward], bundle: Bundle, images: Sequence[ImageLike], *, ours: bool
 ) -> dict[str, Any]:
     """The proof against the model that `make` returns, or why there is none. If a library cannot open files that we
@@ -96,7 +96,7 @@ def import_peer(name: str, member: str | None = None) -> Any:
         raise Unverified(f"{member or name} cannot be imported ({first_line(first)})") from None
 
 
-def some_images(config: ModelConfig, images: Sequence[ImageLike]) -> list[ImageLike]:
+def select_images(config: ModelConfig, images: Sequence[ImageLike]) -> list[ImageLike]:
     """Up to 64 images, fewer for large models, with the number of channels of the model."""
     most = 64 if config.macs < 2e9 else 16 if config.macs < 2e10 else 4
     chosen = list(images[:: max(-(-len(images) // most), 1)])

@@ -11,7 +11,7 @@ from typing import Any, Literal, Never
 
 from vitrail.bundles import bundle as bundles
 from vitrail.bundles.bundle import Bundle
-from vitrail.bundles.catalogue import catalogue, like_published
+from vitrail.bundles.catalogue import catalogue, suggest_published
 from vitrail.bundles.folder import EMBEDDED
 from vitrail.bundles.remote.registry import remote_kind
 from vitrail.core.errors import UsageError
@@ -37,10 +37,10 @@ def load(source: str | Path, *, device: str = "cpu") -> Bundle:
     """
     if not _is_remote(source):
         return bundles.load(source, device=device)
-    from vitrail.bundles.convert import Told, read_any
+    from vitrail.bundles.convert import UserHints, import_weights
 
     place = find_device(device)
-    loaded = read_any(str(source), Told()).bundle
+    loaded = import_weights(str(source), UserHints()).bundle
     loaded.model.to(place)
     return loaded
 
@@ -63,7 +63,7 @@ def _source_of(name: str) -> str:
         raise UsageError(f"Name must be that of one public checkpoint, got {name!r}, which has {', '.join(names)}.")
     raise UsageError(
         f"Name must be that of a public checkpoint (see `vitrail weights`), an address or a bundle, got {name!r}."
-        f"{like_published(name)}"
+        f"{suggest_published(name)}"
     )
 
 

@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitrail.bundles.catalogue import like_published
+from vitrail.bundles.catalogue import suggest_published
 from vitrail.bundles.file_names import CARD, DOCUMENTS, PICKLES, choose_weights, read_index
-from vitrail.bundles.formats.base import Checkpoint
+from vitrail.bundles.formats.base import LibraryCheckpoint
 from vitrail.core import array_files
 from vitrail.core.errors import CorruptFileError, UsageError, first_line, suggest_path
 from vitrail.core.files import read_json, read_small_file, utf8_path
@@ -28,14 +28,16 @@ from vitrail.core.sandbox.convert_pickle import convert_pickle
 from vitrail.core.zip_files import open_zip
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path) -> LibraryCheckpoint:
     """The tensors at `path` (a file, or a folder as libraries write it), and the JSON documents beside them."""
     try:
         exists = path.exists()
     except (OSError, ValueError):  # no file can have such a name
         exists = False
     if not exists:
-        near = suggest_path(path, lambda other: other if os.path.lexists(other) else None) or like_published(str(path))
+        near = suggest_path(path, lambda other: other if os.path.lexists(other) else None) or suggest_published(
+            str(path)
+        )
         raise UsageError(
             f"Source must be a file or folder that exists, hf:owner/repository, an https:// address, or a name that"
             f" `vitrail weights` lists, got {str(path)!r}.{near}"
@@ -52,7 +54,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise CorruptFileError(
             path=file, cause="has no floating-point tensors", advice="A data set? See `vitrail doctor`."
         )
-    return Checkpoint(file, tensors, documents, tuple(notes), tensors, card or _config_licence(documents))
+    return LibraryCheckpoint(file, tensors, documents, tuple(notes), tensors, card or _config_licence(documents))
 
 
 def _card_licence(path: Path) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitrail.bundles.decision import MultiLabel
-from vitrail.bundles.metadata import Parts, read_parts
+from vitrail.bundles.metadata import BundleInfo, read_bundle_info
 from vitrail.core.intervals import wilson_interval
 from vitrail.core.settings import check_integer
 from vitrail.core.terminal import Meter
@@ -16,11 +16,11 @@ from vitrail.data.sources.registry import AnyData, open_images
 from vitrail.evaluation.labels import match_labels, note_match
 from vitrail.evaluation.paired import PairedComparison
 from vitrail.evaluation.protocols import map_labels
-from vitrail.inference.benchmark_store import Agreement, Measured, Speed, Workload, machine
+from vitrail.inference.benchmark_store import Agreement, BenchmarkStore, Speed, Workload, machine
 from vitrail.inference.engine import EngineChoice, batch_for, cores, limit_threads
-from vitrail.inference.measure import measure
+from vitrail.inference.measure import measure_speeds
 from vitrail.inference.registry import ENGINES, PRECISIONS
-from vitrail.inference.select import every_choice, find_usable
+from vitrail.inference.select import find_usable, list_choices
 
 _TOO_SLOW = 4  # times as slow as the fastest in float32: nobody would take it, and its answers would take hours
 _BATCH = 64
@@ -58,16 +58,16 @@ def benchmark_engines(
     """Speed, start, memory, size and answers of each engine in each precision, as `bench --json` prints them. Without
     data, answers to embedded images are compared. Torch computes on the device; other engines, which only have the CPU,
     are left out for any other device that is named."""
-    parts = read_parts(path, weights=False)
+    parts = read_bundle_info(path, weights=False)
     parts.check_classifies()
     dataset = open_images("fashion-40" if data is None else data)
     chosen = dataset.for_evaluation(split)
     threads = cores() if threads is None else limit_threads(check_integer("threads", threads, low=1, high=4096))
     load = Workload(batch_for(parts.config), threads, 1, device)
     choices, refused = find_usable(
-        path, [choice for choice in every_choice() if ENGINES[choice.engine].computes_on(device)]
+        path, [choice for choice in list_choices() if ENGINES[choice.engine].computes_on(device)]
     )
-    measured, speeds = Measured.read(path), measure(path, choices, load)
+    measured, speeds = BenchmarkStore.read(path), measure_speeds(path, choices, load)
     measured.keep_speeds(load, speeds, refused)
     fastest = min(speed.image for choice, speed in speeds.items() if choice.precision == PRECISIONS[0])
     slow = [choice for choice in choices[1:] if speeds[choice].image > _TOO_SLOW * fastest]
@@ -90,7 +90,7 @@ def benchmark_engines(
     }
 
 
-def _notes(parts: Parts, dataset: Dataset, compared: EngineComparison) -> list[str]:
+def _notes(parts: BundleInfo, dataset: Dataset, compared: EngineComparison) -> list[str]:
     """How classes were matched, or that they could not be."""
     if compared.truth is not None:
         return note_match(parts.labels, parts.config.classes, dataset.labels)
@@ -98,7 +98,13 @@ def _notes(parts: Parts, dataset: Dataset, compared: EngineComparison) -> list[s
 
 
 def _compare(
-    path: str, device: str, parts: Parts, choices: list[EngineChoice], split: Split, name: str, labels: tuple[str, ...]
+    path: str,
+    device: str,
+    parts: BundleInfo,
+    choices: list[EngineChoice],
+    split: Split,
+    name: str,
+    labels: tuple[str, ...],
 ) -> EngineComparison:
     """The answers of all engine choices to a split; each image is decoded once."""
     loader = Loader(split, parts.preprocess, batch=_BATCH, shuffle=False, workers=2)
@@ -116,7 +122,7 @@ def _compare(
     return EngineComparison(name, decisions, _truth(parts, split.labels, labels))
 
 
-def _truth(parts: Parts, labels: np.ndarray, names: tuple[str, ...]) -> np.ndarray | None:
+def _truth(parts: BundleInfo, labels: np.ndarray, names: tuple[str, ...]) -> np.ndarray | None:
     """The labels as the bundle would answer them; None if it has other classes, or if there are none."""
     if not names:
         return None
@@ -130,7 +136,7 @@ def _truth(parts: Parts, labels: np.ndarray, names: tuple[str, ...]) -> np.ndarr
     return map_labels(labels, place, parts.config.classes, several=several).reshape(len(labels), -1)
 
 
-def _row(parts: Parts, choice: EngineChoice, speed: Speed, compared: EngineComparison) -> dict[str, Any]:
+def _row(parts: BundleInfo, choice: EngineChoice, speed: Speed, compared: EngineComparison) -> dict[str, Any]:
     row: dict[str, Any] = {
         **choice._asdict(),
         "depends_on_batch": ENGINES[choice.engine].depends_on_batch(parts.config, choice.precision),

@@ -74,7 +74,7 @@ class MergeEvaluator:
 
     def __init__(self, bundle: Bundle, images: Sequence[ImageLike] | np.ndarray) -> None:
         check_can_merge(bundle.model.config)
-        bundle.parts.check_single_label("Merging")
+        bundle.info.check_single_label("Merging")
         if not len(images):
             raise UsageError("Images to search on must be at least one, got none.")
         self.model, self._preprocess = with_merge(bundle.model, 0), bundle.preprocess

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail.bundles.bundle import Bundle, open_to_compute
 from vitrail.bundles.decision import MultiLabel
-from vitrail.bundles.metadata import OVERFLOWS, Parts
+from vitrail.bundles.metadata import OVERFLOWS, BundleInfo
 from vitrail.core.errors import CorruptFileError, UsageError, did_you_mean
 from vitrail.core.settings import check_integer, sentence_case
 from vitrail.core.terminal import Meter
@@ -87,12 +87,12 @@ def evaluate(
     if protocol == "classify":
         engine = open_engine(bundle, data, split, request, device)
         if outputs is not None:
-            outputs.check(engine.parts)
+            outputs.check(engine.info)
         answered = evaluate_split(engine, data, split, workers=workers)
         scores = answered.scores()
         if outputs is not None:
-            model = engine.parts.config.name if isinstance(bundle, Bundle) else str(bundle)
-            outputs.take(answered, scores, model=model, preprocess=engine.parts.preprocess, workers=workers)
+            model = engine.info.config.name if isinstance(bundle, Bundle) else str(bundle)
+            outputs.take(answered, scores, model=model, preprocess=engine.info.preprocess, workers=workers)
         return scores
     if request != DEFAULT_REQUEST:
         raise UsageError(f"Engine and precision must come with protocol classify, got {protocol}.")
@@ -150,7 +150,7 @@ def open_engine(
 ) -> Engine:
     """The engine for a bundle and a split, as requested."""
 
-    def choose_images(parts: Parts) -> Sequence[ImageLike] | np.ndarray:
+    def choose_images(parts: BundleInfo) -> Sequence[ImageLike] | np.ndarray:
         return choose_split(open_data(data), split, parts.provenance).split.images
 
     load = Workload(_BATCH, 1, cores())
@@ -161,7 +161,7 @@ def open_engine(
 class PredictionWriter(typing.Protocol):
     """What is made of the predictions of protocol classify besides the scores: files, pages, comparisons."""
 
-    def check(self, parts: Parts) -> None:
+    def check(self, parts: BundleInfo) -> None:
         """Refuse a bundle whose predictions cannot be taken, before it predicts."""
         ...
 
@@ -176,7 +176,7 @@ def evaluate_split(
     engine: Engine, data: AnyData, split: str | EvaluationSplit | None, *, workers: int = 2
 ) -> SplitEvaluation:
     """The bundle's own predictions of each image of a split, once."""
-    parts = engine.parts
+    parts = engine.info
     parts.check_classifies()
     dataset = open_data(data)
     judged = split if isinstance(split, EvaluationSplit) else choose_split(dataset, split, parts.provenance)

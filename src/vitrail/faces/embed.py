@@ -75,8 +75,8 @@ class Embedder:
         """Hash of the bundle, another one for aligned faces: such embeddings cannot be compared with others."""
         self.name = "a model in memory" if isinstance(bundle, Bundle) else str(bundle)
         self._engine = ENGINES["torch"].open(bundle, device)
-        self._engine.parts.check_computable()
-        self._preprocess = self._engine.parts.preprocess
+        self._engine.info.check_computable()
+        self._preprocess = self._engine.info.preprocess
         if aligner is not None:  # landmarks are pixels of the whole image
             self._preprocess = self._preprocess.replace(jpeg="exact")
         self._align = aligner
@@ -98,7 +98,7 @@ class Embedder:
 
     def stream(self, images: Iterable[Face]) -> Generator[Embedded | VitrailError]:
         """Yield the embedding of each image in order, or the error that prevented it."""
-        size = batch_for(self._engine.parts.config)
+        size = batch_for(self._engine.info.config)
         jobs = (partial(self._prepare, number, image) for number, image in enumerate(images))
         with self._engine.running(None) as run, closing(prefetch(jobs, cores(), ahead=2 * size)) as prepared:
             while some := list(islice(prepared, size)):
@@ -131,7 +131,7 @@ class Embedder:
 
     def _compute(self, run: Run, pixels_BHWC: np.ndarray) -> np.ndarray:
         """The sum of the outputs for images and for their mirror images (B, D)."""
-        has_head = self._engine.parts.config.classes > 0
+        has_head = self._engine.info.config.classes > 0
         one, mirrored = (
             outputs.features if has_head else outputs.logits
             for outputs in (run(pixels_BHWC), run(np.ascontiguousarray(pixels_BHWC[:, :, ::-1])))

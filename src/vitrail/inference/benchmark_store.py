@@ -68,7 +68,7 @@ class Agreement(NamedTuple):
         return (self.images - self.same) / self.images
 
 
-class Reason(NamedTuple):
+class Refusal(NamedTuple):
     """Why an engine choice cannot be used."""
 
     text: str
@@ -76,7 +76,7 @@ class Reason(NamedTuple):
     """Whether this is so as long as bundle, machine and versions are the same."""
 
 
-class Measured:
+class BenchmarkStore:
     """The measurements of one bundle on this machine."""
 
     def __init__(self, path: Path, known: dict[str, Any]) -> None:
@@ -96,12 +96,12 @@ class Measured:
         """How many answers of each engine choice were those of float32."""
         return _parsed(self._find("answers"), Agreement)
 
-    def refused(self) -> dict[EngineChoice, Reason]:
+    def refused(self) -> dict[EngineChoice, Refusal]:
         """The engine choices that cannot be used under any load, and why."""
-        return _parsed(self._find("refused"), Reason)
+        return _parsed(self._find("refused"), Refusal)
 
     def keep_speeds(
-        self, load: Workload, speeds: dict[EngineChoice, Speed], refused: dict[EngineChoice, Reason] | None = None
+        self, load: Workload, speeds: dict[EngineChoice, Speed], refused: dict[EngineChoice, Refusal] | None = None
     ) -> None:
         """Keep speeds, and the reasons that last; if they cannot be written, all is measured again next time."""
         lasting = {choice: reason for choice, reason in (refused or {}).items() if reason.lasts}

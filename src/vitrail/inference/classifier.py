@@ -74,12 +74,12 @@ class Classifier:
             choice = choose_engine(EngineRequest(*choice, tolerance), bundle, threads=threads, device=device)
         self._engine = ENGINES[choice.engine].open(bundle, device, choice.precision)
         self._decoding = Lock()
-        self.parts = parts = self._engine.parts
-        parts.check_computable()
-        self.config = parts.config
-        self.preprocess = parts.preprocess if jpeg is None else parts.preprocess.replace(jpeg=jpeg)
-        self.labels = parts.labels or tuple(map(str, range(parts.config.classes)))
-        self._names = parts.classifies
+        self.info = info = self._engine.info
+        info.check_computable()
+        self.config = info.config
+        self.preprocess = info.preprocess if jpeg is None else info.preprocess.replace(jpeg=jpeg)
+        self.labels = info.labels or tuple(map(str, range(info.config.classes)))
+        self._names = info.classifies
 
     def predict(
         self,
@@ -95,7 +95,7 @@ class Classifier:
         is_one = isinstance(images, np.ndarray) and images.ndim < 3
         if is_one or isinstance(images, str | bytes | Path | Image.Image) or not isinstance(images, Iterable):
             raise UsageError(f"Images must be a list, got one {type(images).__name__}. Put it in brackets.")
-        self.parts.check_classifies()
+        self.info.check_classifies()
         found = []
         with contextlib.closing(self._answers(images, Wanted(top_k, threshold), batch_size)) as answers:
             for answer in answers:
@@ -120,7 +120,7 @@ class Classifier:
         "thumbnail", a data URL of the image as the model sees it. A model that does not classify has features and no
         predictions. Images that are no files need `names`."""
         if not features:
-            self.parts.check_classifies()
+            self.info.check_classifies()
         with contextlib.closing(self._answers(files, Wanted(top_k, threshold), batch_size, thumbnails)) as answers:
             for file, answer in zip(files if names is None else names, answers, strict=True):
                 if isinstance(answer, VitrailError):
@@ -139,7 +139,7 @@ class Classifier:
         """
         if wanted.top_k is not None:
             check_integer("top_k", wanted.top_k, low=1, high=10_000_000)
-        self.parts.answer.check_threshold(wanted.threshold)
+        self.info.answer.check_threshold(wanted.threshold)
         if batch_size is not None:
             check_integer("batch_size", batch_size, low=1, high=1_000_000)
         threads = self.threads or cores()
@@ -191,8 +191,8 @@ class Classifier:
             return CorruptFileError(OVERFLOWS)
         if not self._names:
             return [], row, small
-        scores_K = self.parts.answer.scores(logits_K)
-        best = self.parts.answer.choose(scores_K, *wanted)
+        scores_K = self.info.answer.scores(logits_K)
+        best = self.info.answer.choose(scores_K, *wanted)
         return [{"label": self.labels[index], "score": float(scores_K[index])} for index in best], row, small
 
 

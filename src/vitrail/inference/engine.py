@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 import numpy as np
 
 from vitrail.bundles.folder import check_folder
-from vitrail.bundles.metadata import Parts, read_parts
+from vitrail.bundles.metadata import BundleInfo, read_bundle_info
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, did_you_mean, first_line
 from vitrail.core.optional import import_extra
 from vitrail.core.settings import Bounds
@@ -42,14 +42,14 @@ time can wait for each other for ever. A fork waits, too: a child would inherit 
 os.register_at_fork(before=FIRST_USE.acquire, after_in_parent=FIRST_USE.release, after_in_child=FIRST_USE.release)
 
 
-class Outputs(NamedTuple):
+class EngineOutputs(NamedTuple):
     """Logits (B, K) and features (B, D), the input of the head, in float32."""
 
     logits: np.ndarray
     features: np.ndarray
 
 
-Run = Callable[[np.ndarray], Outputs]
+Run = Callable[[np.ndarray], EngineOutputs]
 
 
 class EngineRequest(NamedTuple):
@@ -90,7 +90,7 @@ _USED: set[EngineChoice] = set()
 def first_call_alone(choice: EngineChoice, run: Run) -> Run:
     """The same function, whose first call in this process is computed while no other thread is inside."""
 
-    def call(pixels_BHWC: np.ndarray) -> Outputs:
+    def call(pixels_BHWC: np.ndarray) -> EngineOutputs:
         if choice in _USED:
             return run(pixels_BHWC)
         with FIRST_USE:
@@ -104,7 +104,7 @@ def first_call_alone(choice: EngineChoice, run: Run) -> Run:
 class Engine(abc.ABC):
     """A bundle's model with a runtime."""
 
-    parts: Parts
+    info: BundleInfo
     name: ClassVar[str]
     precisions: ClassVar[tuple[str, ...]]
     """Those it can compute in, the exact one first."""
@@ -158,8 +158,8 @@ class FileEngine(Engine):
     by_cpu: ClassVar[tuple[str, ...]] = ()
     """Precisions in which another CPU may compute otherwise: there, the file is proved again."""
 
-    def __init__(self, folder: Path, parts: Parts, precision: str = "float32") -> None:
-        self.folder, self.parts, self.precision = folder, parts, precision
+    def __init__(self, folder: Path, info: BundleInfo, precision: str = "float32") -> None:
+        self.folder, self.info, self.precision = folder, info, precision
         self.key: str | None = None
         self._stamp = _stamp(folder)
 
@@ -192,7 +192,7 @@ class FileEngine(Engine):
 
     @classmethod
     @abc.abstractmethod
-    def write(cls, source: "Source", folder: Path, precision: str) -> None:
+    def write(cls, source: "ExportSource", folder: Path, precision: str) -> None:
         """Write the file, or several, into an empty folder."""
 
     @classmethod
@@ -223,8 +223,8 @@ class FileEngine(Engine):
         cls.check(precision)
         for _ in range(_TRIES):
             key = fingerprint(check_folder(bundle))
-            parts = read_parts(bundle, weights=False)
-            opened = cls(cls.prepare(bundle, precision), parts, precision)
+            info = read_bundle_info(bundle, weights=False)
+            opened = cls(cls.prepare(bundle, precision), info, precision)
             # A training run may replace the bundle meanwhile: labels of one model must not go with answers of another.
             if fingerprint(check_folder(bundle)) == key and is_of(opened.folder, key):
                 opened.key = key
@@ -240,7 +240,7 @@ def _stamp(folder: Path) -> dict[str, tuple[int, ...]]:
     return {name: (one.st_ino, one.st_size, one.st_mtime_ns) for name, one in found.items()}
 
 
-class Source(NamedTuple):
+class ExportSource(NamedTuple):
     """What files of engines are made from."""
 
     path: Path

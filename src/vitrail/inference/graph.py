@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import UsageError, first_line
-from vitrail.inference.engine import Source, import_engine_package
+from vitrail.inference.engine import ExportSource, import_engine_package
 from vitrail.inference.model_files import kept
 from vitrail.inference.onnx_engine import MODEL, OnnxEngine
 from vitrail.models.activations import Activations
@@ -43,7 +43,7 @@ class Exported(nn.Module):
         return logits, activations.steps["pooled"]
 
 
-def write_onnx(source: Source, folder: Path, precision: str = "float32", batch: int | None = None) -> None:
+def write_onnx(source: ExportSource, folder: Path, precision: str = "float32", batch: int | None = None) -> None:
     """Write model.onnx, of a large model with its weights in model.onnx.data; a `batch` fixes its size."""
     if precision == "int8":
         from vitrail.inference.quantise import quantise
@@ -59,7 +59,7 @@ def write_onnx(source: Source, folder: Path, precision: str = "float32", batch: 
         _fix_batch(folder / MODEL, batch)
 
 
-def find_graph(source: Source, folder: Path) -> Path:
+def find_graph(source: ExportSource, folder: Path) -> Path:
     """The bundle's ONNX file in float32: the one that is kept for its engine, otherwise a new one in the folder."""
     if (place := kept(source.path, source.key, OnnxEngine, "float32")) is not None:
         return place / MODEL
@@ -73,7 +73,7 @@ def find_graph(source: Source, folder: Path) -> Path:
     return folder / MODEL
 
 
-def _is_large(source: Source) -> bool:
+def _is_large(source: ExportSource) -> bool:
     weights = source.bundle.model.state_dict().values()
     return sum(tensor.numel() * tensor.element_size() for tensor in weights) > _ONE_FILE
 
@@ -147,7 +147,7 @@ def _prevent_padding_fusion(graph: Any) -> None:
             pool.replace_input_with(0, between.outputs[0])
 
 
-def metadata(source: Source) -> dict[str, str]:
+def metadata(source: ExportSource) -> dict[str, str]:
     """Metadata for users of the file alone: preprocessing and labels."""
     bundle, settings = source.bundle, source.bundle.preprocess.to_json()
     return {

@@ -17,7 +17,7 @@ from vitrail.core.terminal import say
 from vitrail.data.prefetch import prefetch
 from vitrail.inference.benchmark_store import Speed, Workload
 from vitrail.inference.engine import Engine, EngineChoice, Run
-from vitrail.inference.proof import sample
+from vitrail.inference.proof import crop_embedded_images
 from vitrail.inference.registry import ENGINES
 
 _ROUNDS, _ENOUGH = 5, 3.0  # rounds at most, and seconds after which no further one begins
@@ -27,7 +27,7 @@ _HOPELESS = 10  # times slower than the fastest for one image: it is not measure
 _FIRST = "import sys; from vitrail.inference.measure import answer_first; answer_first(*sys.argv[1:])"
 
 
-def measure(path: str, choices: list[EngineChoice], load: Workload) -> dict[EngineChoice, Speed]:
+def measure_speeds(path: str, choices: list[EngineChoice], load: Workload) -> dict[EngineChoice, Speed]:
     """The speed of each engine choice, measured in turn, so that a machine that slows down slows all of them."""
     say(f"measuring {', '.join(map(str, choices))} on this machine (once)")
     folders = {choice: ENGINES[choice.engine].prepare(path, choice.precision) for choice in choices}
@@ -39,8 +39,8 @@ def measure(path: str, choices: list[EngineChoice], load: Workload) -> dict[Engi
 def _race(engines: dict[EngineChoice, Engine], load: Workload) -> dict[EngineChoice, float]:
     """Seconds per image of each engine choice in its fastest round, which other programs disturbed least. The first
     round is for warming up."""
-    preprocess = next(iter(engines.values())).parts.preprocess
-    pixels = np.resize(some := sample(preprocess, load.batch), (load.batch, *some.shape[1:]))
+    preprocess = next(iter(engines.values())).info.preprocess
+    pixels = np.resize(some := crop_embedded_images(preprocess, load.batch), (load.batch, *some.shape[1:]))
     with contextlib.ExitStack() as stack:
         runs = {
             choice: stack.enter_context(engine.running(load.threads, load.callers))
@@ -89,7 +89,7 @@ def _start(path: str, choice: EngineChoice, load: Workload) -> tuple[float, int]
 def answer_first(path: str, engine: str, precision: str, batch: str, threads: str, device: str) -> None:
     """What a new process does: one image, then a batch. Prints a line after the first, and its memory in the end."""
     opened = ENGINES[engine].open(path, device, precision)
-    pixels = sample(opened.parts.preprocess, int(batch))
+    pixels = crop_embedded_images(opened.info.preprocess, int(batch))
     with opened.running(int(threads)) as run:
         run(pixels[:1])
         sys.stdout.write("ready\n")

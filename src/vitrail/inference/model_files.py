@@ -52,7 +52,7 @@ def ready(path: str | Path, engine: type[FileEngine], precision: str) -> Path:
     key, places = fingerprint(bundle), _places(path, engine.kinds[precision])
     if (found := _intact(places, key, engine, precision)) is not None:
         return found
-    from vitrail.inference.build_model_file import make
+    from vitrail.inference.build_model_file import build_model_file
 
     place = next((place for place in places if can_replace(place) and _is_of_engine(place)), None)
     if place is None:
@@ -75,7 +75,7 @@ def ready(path: str | Path, engine: type[FileEngine], precision: str) -> Path:
             say(f"{earlier} is not proved in {precision} with this version and CPU, and is proved again")
         elif os.path.lexists(place):
             say(f"{place} {_flaw(place, key, engine, precision)} and is made again")
-        make(bundle, place, engine, precision, earlier)
+        build_model_file(bundle, place, engine, precision, earlier)
         _keep_proof(place)
     return place
 

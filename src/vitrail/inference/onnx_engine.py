@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vitrail.bundles.metadata import Parts
+from vitrail.bundles.metadata import BundleInfo
 from vitrail.core.errors import CorruptFileError, first_line
 from vitrail.inference.engine import (
     FIRST_USE,
     EngineChoice,
+    EngineOutputs,
+    ExportSource,
     FileEngine,
-    Outputs,
     Run,
-    Source,
     batch_for,
     cores,
     first_call_alone,
@@ -31,7 +31,7 @@ _ALONE_MACS = 10**9
 
 
 class OnnxEngine(FileEngine):
-    """An ONNX file, with the other parts of its bundle."""
+    """An ONNX file, with the metadata of its bundle."""
 
     name = "onnx"
     precisions = ("float32", "int8")
@@ -40,8 +40,8 @@ class OnnxEngine(FileEngine):
     file: ClassVar[str] = MODEL
     """Name of the model's file in its folder."""
 
-    def __init__(self, folder: Path, parts: Parts, precision: str = "float32") -> None:
-        super().__init__(folder, parts, precision)
+    def __init__(self, folder: Path, info: BundleInfo, precision: str = "float32") -> None:
+        super().__init__(folder, info, precision)
         # By process and number of threads: a fork inherits sessions without their threads.
         self._sessions: dict[tuple[int, int], Any] = {}
 
@@ -50,7 +50,7 @@ class OnnxEngine(FileEngine):
         return precision == "int8" and config.macs < _ALONE_MACS
 
     @classmethod
-    def write(cls, source: Source, folder: Path, precision: str) -> None:
+    def write(cls, source: ExportSource, folder: Path, precision: str) -> None:
         from vitrail.inference.graph import write_onnx
 
         write_onnx(source, folder, precision)
@@ -60,19 +60,21 @@ class OnnxEngine(FileEngine):
         session = self._session(threads or cores())
         # In int8, images of a call share scales. Of small models, as many share them as `predict` gives, however many
         # come.
-        config, most = self.parts.config, None
+        config, most = self.info.config, None
         if self.precision == "int8":
             most = batch_for(config) if self.depends_on_batch(config, "int8") else 1
 
-        def run(pixels_BHWC: np.ndarray) -> Outputs:
-            images = self.parts.preprocess.scale_array(pixels_BHWC)
+        def run(pixels_BHWC: np.ndarray) -> EngineOutputs:
+            images = self.info.preprocess.scale_array(pixels_BHWC)
             step = most or len(images)
             with self.one_line_errors():
                 found = [
                     session.run(["logits", "features"], {"pixel_values": images[at : at + step]})
                     for at in range(0, len(images), step)
                 ]
-            return Outputs(*(part[0] if len(part) == 1 else np.concatenate(part) for part in zip(*found, strict=True)))
+            return EngineOutputs(
+                *(part[0] if len(part) == 1 else np.concatenate(part) for part in zip(*found, strict=True))
+            )
 
         yield first_call_alone(EngineChoice(self.name, self.precision), run)
 

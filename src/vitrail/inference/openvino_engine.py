@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.bundles.metadata import Parts
+from vitrail.bundles.metadata import BundleInfo
 from vitrail.core.errors import CorruptFileError, UnprovedError, UsageError, VitrailError, first_line
 from vitrail.inference.engine import (
     FIRST_USE,
     EngineChoice,
+    EngineOutputs,
+    ExportSource,
     FileEngine,
-    Outputs,
     Run,
-    Source,
     cores,
     first_call_alone,
     import_engine_package,
@@ -42,7 +42,7 @@ _GROUPS = (128, 64, 32, 16)  # how many numbers of a token share a scale: more a
 
 
 class OpenvinoEngine(FileEngine):
-    """A file of OpenVINO, with the other parts of its bundle. float32 and bfloat16 run the same file: where the CPU has
+    """A file of OpenVINO, with the metadata of its bundle. float32 and bfloat16 run the same file: where the CPU has
     bfloat16, OpenVINO would use it without being asked."""
 
     name = "openvino"
@@ -51,8 +51,8 @@ class OpenvinoEngine(FileEngine):
     kinds = {"float32": "openvino", "bfloat16": "openvino", "int8": "openvino-int8"}  # noqa: RUF012 - a constant
     by_cpu = ("bfloat16", "int8")
 
-    def __init__(self, folder: Path, parts: Parts, precision: str = "float32") -> None:
-        super().__init__(folder, parts, precision)
+    def __init__(self, folder: Path, info: BundleInfo, precision: str = "float32") -> None:
+        super().__init__(folder, info, precision)
         self._compiled: dict[tuple[int, int], Any] = {}
 
     @classmethod
@@ -67,7 +67,7 @@ class OpenvinoEngine(FileEngine):
                 )
 
     @classmethod
-    def write(cls, source: Source, folder: Path, precision: str) -> None:
+    def write(cls, source: ExportSource, folder: Path, precision: str) -> None:
         write_openvino(source, folder, precision)
 
     @contextlib.contextmanager
@@ -75,14 +75,14 @@ class OpenvinoEngine(FileEngine):
         model = self._model(threads or cores(), callers)
         own = threading.local()  # a request is for one thread
 
-        def run(pixels_BHWC: np.ndarray) -> Outputs:
+        def run(pixels_BHWC: np.ndarray) -> EngineOutputs:
             _refuse_fork()
-            images = self.parts.preprocess.scale_array(pixels_BHWC)
+            images = self.info.preprocess.scale_array(pixels_BHWC)
             with self.one_line_errors():
                 if not hasattr(own, "request"):
                     own.request = model.create_infer_request()
                 found = own.request.infer({"pixel_values": images}, share_inputs=True)
-            return Outputs(found["logits"], found["features"])
+            return EngineOutputs(found["logits"], found["features"])
 
         yield first_call_alone(EngineChoice(self.name, self.precision), run)
 
@@ -138,7 +138,7 @@ def _refuse_fork() -> None:
         )
 
 
-def write_openvino(source: Source, folder: Path, precision: str = "float32", batch: int | None = None) -> None:
+def write_openvino(source: ExportSource, folder: Path, precision: str = "float32", batch: int | None = None) -> None:
     """Write model.xml and model.bin with weights in float32, or in int8, with the graph's metadata; a `batch` fixes its
     size."""
     from vitrail.inference.graph import find_graph, metadata

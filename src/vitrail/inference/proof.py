@@ -9,7 +9,7 @@ from vitrail.bundles.decision import DecisionRule
 from vitrail.core.errors import UnprovedError
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
-from vitrail.inference.engine import Engine, Outputs
+from vitrail.inference.engine import Engine, EngineOutputs
 from vitrail.models.config import ModelConfig
 
 TOLERANCE = 1e-4  # of the largest logit: rounding in another order, and nothing else
@@ -17,7 +17,9 @@ _REDUCED = 0.25  # of the logits' standard deviation, on average: more is no rou
 _PROOF_MACS = 10**11
 
 
-def prove(found: Outputs, expected: Outputs, kind: DecisionRule, precision: str = "float32") -> dict[str, Any]:
+def prove(
+    found: EngineOutputs, expected: EngineOutputs, kind: DecisionRule, precision: str = "float32"
+) -> dict[str, Any]:
     """How an engine's outputs differ from torch's. Raises if that is too much: in float32 more than rounding, or any
     other answer."""
     count = len(expected.logits)
@@ -42,26 +44,26 @@ def prove(found: Outputs, expected: Outputs, kind: DecisionRule, precision: str 
     }
 
 
-def sample(preprocess: Preprocess, count: int) -> np.ndarray:
+def crop_embedded_images(preprocess: Preprocess, count: int) -> np.ndarray:
     """Up to 40 embedded images, cropped for the model; for other numbers of channels than 1 and 3, grey is repeated."""
     images = open_data("fashion-40").first_split.images[:count]
     bands = preprocess.channels if preprocess.channels not in (1, 3) else 1
     return np.stack([preprocess.crop(np.repeat(image, bands, axis=2)) for image in np.asarray(images)])
 
 
-def sample_for(config: ModelConfig, preprocess: Preprocess) -> np.ndarray:
+def crop_images_for_proof(config: ModelConfig, preprocess: Preprocess) -> np.ndarray:
     """The embedded images that a file is proved on: 40, for very large models at least 8."""
-    return sample(preprocess, min(max(_PROOF_MACS // config.macs, 8), 40))
+    return crop_embedded_images(preprocess, min(max(_PROOF_MACS // config.macs, 8), 40))
 
 
-def answer(engine: Engine, pixels: np.ndarray, batch: int | None = None) -> Outputs:
+def run_engine(engine: Engine, pixels: np.ndarray, batch: int | None = None) -> EngineOutputs:
     """Outputs for all images: in batches of the given size, filled up with the same ones; or of all kinds of sizes."""
     count = len(pixels) if batch is None or len(pixels) < batch else len(pixels) // batch * batch
     if batch is not None:
         pixels = np.resize(pixels, (-(-count // batch) * batch, *pixels.shape[1:]))
     with engine.running(None) as run:
         parts = [run(piece) for piece in _pieces(pixels, batch)]
-    return Outputs(*(np.concatenate(part)[:count] for part in zip(*parts, strict=True)))
+    return EngineOutputs(*(np.concatenate(part)[:count] for part in zip(*parts, strict=True)))
 
 
 def _pieces(pixels: np.ndarray, batch: int | None) -> Iterator[np.ndarray]:

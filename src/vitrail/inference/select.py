@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitrail.bundles.metadata import Parts, read_parts
+from vitrail.bundles.metadata import BundleInfo, read_bundle_info
 from vitrail.core.errors import CorruptFileError, MissingError, UnprovedError, UsageError, VitrailError
 from vitrail.core.intervals import wilson_interval
 from vitrail.core.terminal import say
-from vitrail.inference.benchmark_store import Agreement, Measured, Reason, Speed, Workload
+from vitrail.inference.benchmark_store import Agreement, BenchmarkStore, Refusal, Speed, Workload
 from vitrail.inference.engine import EngineChoice, EngineRequest, batch_for, cores, limit_threads
-from vitrail.inference.proof import sample
+from vitrail.inference.proof import crop_embedded_images
 from vitrail.inference.registry import ENGINES, PRECISIONS
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def choose_engine(
     bundle: "Bundle | str | Path",
     *,
     images: "Sequence[ImageLike] | np.ndarray" = (),
-    choose_images: "Callable[[Parts], Sequence[ImageLike] | np.ndarray] | None" = None,
+    choose_images: "Callable[[BundleInfo], Sequence[ImageLike] | np.ndarray] | None" = None,
     threads: int | None = None,
     load: Workload | None = None,
     device: str | None = None,
@@ -49,13 +49,13 @@ def choose_engine(
         )
     if "auto" not in request[:2] and request.precision == _EXACT:
         return EngineChoice(request.engine, _EXACT)
-    parts = read_parts(bundle, weights=False)
-    parts.check_computable()
+    info = read_bundle_info(bundle, weights=False)
+    info.check_computable()
     if choose_images is not None and "auto" in request[:2]:
-        images = choose_images(parts)
-    load = load or Workload(batch_for(parts.config), limit_threads(threads) if threads else cores(), 1)
+        images = choose_images(info)
+    load = load or Workload(batch_for(info.config), limit_threads(threads) if threads else cores(), 1)
     load = load._replace(device=device or load.device)
-    measured = Measured.read(bundle)
+    measured = BenchmarkStore.read(bundle)
     engines = [name for name in ENGINES if request.engine in (name, "auto")]
     choices = [EngineChoice(name, one) for name in engines for one in _precisions(request, name)]
     speeds = _speeds(str(bundle), measured, load, choices)
@@ -74,7 +74,7 @@ def choose_engine(
     if request.precision != "auto":
         say(_reason(order, speeds))
         return order[0]
-    return _within(request.tolerance, order, speeds, _Answers(str(bundle), parts, measured, images))
+    return _within(request.tolerance, order, speeds, _Answers(str(bundle), info, measured, images))
 
 
 def _precisions(request: EngineRequest, engine: str) -> list[str]:
@@ -83,7 +83,9 @@ def _precisions(request: EngineRequest, engine: str) -> list[str]:
     return [one for one in known if request.precision in (one, "auto") or (request.engine != "auto" and one == _EXACT)]
 
 
-def _speeds(path: str, measured: Measured, load: Workload, choices: list[EngineChoice]) -> dict[EngineChoice, Speed]:
+def _speeds(
+    path: str, measured: BenchmarkStore, load: Workload, choices: list[EngineChoice]
+) -> dict[EngineChoice, Speed]:
     """The speeds of those engine choices that this machine has: kept, or measured now."""
     installed = [choice for choice in choices if _is_installed(choice.engine)]
     if missing := {choice.engine for choice in choices} - {choice.engine for choice in installed}:
@@ -91,25 +93,25 @@ def _speeds(path: str, measured: Measured, load: Workload, choices: list[EngineC
     possible = [choice for choice in installed if choice not in measured.refused()]
     known = measured.speeds(load)
     if not all(choice in known for choice in possible):
-        from vitrail.inference.measure import measure
+        from vitrail.inference.measure import measure_speeds
 
         usable, refused = find_usable(path, possible)
         for choice, reason in refused.items():
             say(f"auto: {choice} left out: {reason.text}")
-        known = measure(path, usable, load) if usable else {}
+        known = measure_speeds(path, usable, load) if usable else {}
         measured.keep_speeds(load, known, refused)
     return {choice: known[choice] for choice in possible if choice in known}
 
 
-def every_choice() -> list[EngineChoice]:
+def list_choices() -> list[EngineChoice]:
     """All precisions of all engines."""
     return [EngineChoice(name, precision) for name in ENGINES for precision in ENGINES[name].precisions]
 
 
-def find_usable(path: str, choices: list[EngineChoice]) -> tuple[list[EngineChoice], dict[EngineChoice, Reason]]:
+def find_usable(path: str, choices: list[EngineChoice]) -> tuple[list[EngineChoice], dict[EngineChoice, Refusal]]:
     """The engine choices that can be used here, with their files made, and why the others cannot."""
     usable: list[EngineChoice] = []
-    refused: dict[EngineChoice, Reason] = {}
+    refused: dict[EngineChoice, Refusal] = {}
     for choice in choices:
         is_checked = False
         try:
@@ -123,7 +125,7 @@ def find_usable(path: str, choices: list[EngineChoice]) -> tuple[list[EngineChoi
             # What is missing may be there the next time, and a file that cannot be made; not so what this CPU lacks,
             # and a proof.
             lasts = isinstance(error, UnprovedError) or not (is_checked or isinstance(error, MissingError))
-            refused[choice] = Reason(str(error), lasts)
+            refused[choice] = Refusal(str(error), lasts)
     return usable, refused
 
 
@@ -146,21 +148,23 @@ class _Answers:
     """How many answers of an engine choice are those of float32: as `vitrail bench --data` found it, otherwise on
     some of the given images, and on embedded ones where these are few."""
 
-    def __init__(self, path: str, parts: Parts, measured: Measured, images: "Sequence[ImageLike] | np.ndarray") -> None:
-        parts.check_classifies()
-        self._path, self._parts, self._measured, self._images = path, parts, measured, images
+    def __init__(
+        self, path: str, info: BundleInfo, measured: BenchmarkStore, images: "Sequence[ImageLike] | np.ndarray"
+    ) -> None:
+        info.check_classifies()
+        self._path, self._info, self._measured, self._images = path, info, measured, images
 
     def of(self, choice: EngineChoice, exact: EngineChoice) -> Agreement:
         """The agreement of an engine choice with an exact one."""
         if (found := self._measured.agreements().get(choice)) is not None:
             return found
         pixels, name = self._pixels()
-        one, other = (_decide(self._path, self._parts, each, pixels) for each in (choice, exact))
+        one, other = (_decide(self._path, self._info, each, pixels) for each in (choice, exact))
         # Not kept: it tells about these images, and the next ones are others.
         return Agreement(name, len(pixels), int((one == other).all(axis=1).sum()))
 
     def _pixels(self) -> tuple[np.ndarray, str]:
-        count, preprocess = len(self._images), self._parts.preprocess
+        count, preprocess = len(self._images), self._info.preprocess
         crops = []
         # Evenly spaced: files are sorted by class.
         for index in np.unique(np.linspace(0, count - 1, min(_COMPARED, count)).round().astype(np.int64)):
@@ -170,17 +174,17 @@ class _Answers:
                 continue
         if len(crops) >= _ENOUGH:
             return np.stack(crops), "given images"
-        embedded = sample(preprocess, _ENOUGH - len(crops))
+        embedded = crop_embedded_images(preprocess, _ENOUGH - len(crops))
         return np.concatenate([*(crop[None] for crop in crops), embedded]), (
             f"{len(crops)} given and {len(embedded)} embedded images" if crops else "embedded images"
         )
 
 
-def _decide(path: str, parts: Parts, choice: EngineChoice, pixels: np.ndarray) -> np.ndarray:
-    size = batch_for(parts.config)
+def _decide(path: str, info: BundleInfo, choice: EngineChoice, pixels: np.ndarray) -> np.ndarray:
+    size = batch_for(info.config)
     with ENGINES[choice.engine].open(path, None, choice.precision).running(None) as run:
         logits = [run(pixels[at : at + size]).logits for at in range(0, len(pixels), size)]
-    return parts.answer.decide(np.concatenate(logits))
+    return info.answer.decide(np.concatenate(logits))
 
 
 def _within(

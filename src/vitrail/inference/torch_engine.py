@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from vitrail.inference.engine import Engine, EngineChoice, Outputs, Run, first_call_alone, limit_threads
+from vitrail.inference.engine import Engine, EngineChoice, EngineOutputs, Run, first_call_alone, limit_threads
 
 if TYPE_CHECKING:
     from vitrail.bundles.bundle import Bundle
@@ -22,7 +22,7 @@ class TorchEngine(Engine):
     packages = ("torch",)
 
     def __init__(self, bundle: "Bundle", precision: str = "float32") -> None:
-        self.model, self.parts, self.precision = bundle.model, bundle.parts, precision
+        self.model, self.info, self.precision = bundle.model, bundle.info, precision
 
     @classmethod
     def open(cls, bundle: "Bundle | str | Path", device: str | None = None, precision: str = "float32") -> Self:
@@ -44,15 +44,15 @@ class TorchEngine(Engine):
         is_reduced = self.precision == "bfloat16"
 
         @torch.inference_mode()
-        def run(pixels_BHWC: np.ndarray) -> Outputs:
+        def run(pixels_BHWC: np.ndarray) -> EngineOutputs:
             # The number belongs to the calling thread, and to threads that begin later.
             if torch.get_num_threads() != computing:
                 torch.set_num_threads(computing)
-            images = self.parts.preprocess.scale(torch.from_numpy(pixels_BHWC).to(weight.device))
+            images = self.info.preprocess.scale(torch.from_numpy(pixels_BHWC).to(weight.device))
             activations = Activations(frozenset())
             with torch.autocast(weight.device.type, torch.bfloat16, enabled=is_reduced):
                 logits = self.model(images.to(weight.dtype), activations)
-            return Outputs(*(output.float().cpu().numpy() for output in (logits, activations.steps["pooled"])))
+            return EngineOutputs(*(output.float().cpu().numpy() for output in (logits, activations.steps["pooled"])))
 
         try:
             with evaluating(self.model):

@@ -113,7 +113,7 @@ def profile(
     dataset.check_one_label("A profile")
     class_indices = {}
     for name, bundle in opened.items():
-        bundle.parts.check_single_label("A profile")
+        bundle.info.check_single_label("A profile")
         class_indices[name], matching = match_labels(bundle.labels, bundle.model.config.classes, dataset.labels)
         if matching == "as class numbers" and bundle.labels is not None:
             tell(f"note: classes of {name} are matched by number, because their names differ")

@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from vitrail.bundles.folder import check_folder
-from vitrail.bundles.metadata import Parts
+from vitrail.bundles.metadata import BundleInfo
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import check_output
 from vitrail.core.html import Html
@@ -65,7 +65,7 @@ class EvaluationOutputs:
             other = ENGINES["torch"].open(check_folder(against), device)
         return cls(output=output, page=page, against=against, other=other, force=force)
 
-    def check(self, parts: Parts) -> None:
+    def check(self, parts: BundleInfo) -> None:
         """Refuse a bundle that does not predict one class."""
         parts.check_single_label("--output, --page and --against")
 
@@ -87,7 +87,7 @@ class EvaluationOutputs:
         """The other model's predictions of the same images. A note says if it was trained on them."""
         if not isinstance(self.other, Engine):
             return cast(SavedPredictions, self.other)
-        provenance = self.other.parts.provenance
+        provenance = self.other.info.provenance
         scores["notes"] += note_if_trained_on(answered.dataset, answered.split, provenance, str(self.against))
         try:
             return to_saved_predictions(evaluate_split(self.other, answered.dataset, answered.chosen, workers=workers))

@@ -269,7 +269,7 @@ def _commands(
     model, output = str(folder / "bundle"), str(folder)
     shown = _IMAGE if split.in_memory is not None or not len(split) else str(split.images[0])
     inspect = ["inspect", model, shown, "--output", f"{output}-inspect"]
-    if bundle.parts.classifies:
+    if bundle.info.classifies:
         yield "do-predict", ["predict", model, shown]
         # Data without splits would be judged by images that the model was trained on.
         is_apart = not dataset.splits.keys().isdisjoint(("val", "test"))
@@ -278,7 +278,7 @@ def _commands(
         yield "do-finetune", ["finetune", model, _IMAGES, "--output", f"{output}-finetuned"]
         return
     with contextlib.suppress(UsageError):  # what predicts pixels has no features for a file
-        bundle.parts.check_computable()
+        bundle.info.check_computable()
         yield "do-predict-features", ["predict", model, shown, "--features", f"{output}-features.npz"]
     taught = _IMAGES if data is None else data
     yield "do-evaluate-features", ["evaluate", model, taught, "--protocol", "knn"]

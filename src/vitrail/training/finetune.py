@@ -162,7 +162,7 @@ def _same_classes(bundle: Bundle, now: tuple[str, ...]) -> list[int] | None:
     """The bundle's index of each class, if the classes are those of the bundle: by name, or by index if it has no
     names. (Ten classes named 0 to 9 are not those of a bundle with ten other names.)"""
     classes = bundle.model.config.classes
-    if not bundle.parts.classifies or len(now) != classes:
+    if not bundle.info.classifies or len(now) != classes:
         return None
     if bundle.labels is not None and set(bundle.labels) != set(now):
         return None

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 import vitrail
 from tests.bundles.test_convert import CLOTHES, SMALL, equal, small, there
 from tests.peers import import_peer
-from vitrail.bundles.convert import Told, convert, read_any
+from vitrail.bundles.convert import UserHints, convert, import_weights
 from vitrail.bundles.formats.base import split_tensors
 from vitrail.bundles.formats.registry import FORMATS
 from vitrail.bundles.parity import prove
@@ -139,7 +139,7 @@ def test_both_spellings_of_hugging_face_and_its_deit(tmp_path):
         redraw(peer, std=0.05)
         folder = tmp_path / kind.__name__
         peer.save_pretrained(folder)
-        found = read_any(str(folder), Told())
+        found = import_weights(str(folder), UserHints())
         assert found.bundle.model.config.heads == 4
         assert found.bundle.model.config.norm_epsilon == 1e-12
         assert_same_answers(found.bundle, lambda images, peer=peer: peer(images).logits)
@@ -147,8 +147,8 @@ def test_both_spellings_of_hugging_face_and_its_deit(tmp_path):
     peer = transformers.ViTForImageClassification(transformers.ViTConfig(**settings)).eval()
     save_file(peer.state_dict(), tmp_path / "bare.safetensors")
     with pytest.raises(UsageError, match="got ViT-Ti/16 of width 192 for 128"):
-        read_any(str(tmp_path / "bare.safetensors"), Told(model="ViT-Ti/16"))
-    found = read_any(str(tmp_path / "bare.safetensors"), Told())
+        import_weights(str(tmp_path / "bare.safetensors"), UserHints(model="ViT-Ti/16"))
+    found = import_weights(str(tmp_path / "bare.safetensors"), UserHints())
     assert found.bundle.model.config.heads == 2
     assert any("number of heads; 2 are taken" in note for note in found.notes)
 
@@ -178,14 +178,14 @@ def test_dinov2_of_hugging_face_and_of_facebook(tmp_path):
     tensors["register_tokens"] = tensors.pop("reg_token")
     tensors["mask_token"] = torch.zeros(1, 128)
     torch.save({"teacher": {f"backbone.{name}": tensor for name, tensor in tensors.items()}}, tmp_path / "fb.pth")
-    again = read_any(str(tmp_path / "fb.pth"), Told())
+    again = import_weights(str(tmp_path / "fb.pth"), UserHints())
     assert equal(again.bundle.model, bundle.model)
     # Without a config.json the peer is built from the shapes; a wrong tensor would show.
     proof = convert(str(tmp_path / "fb.pth"), tmp_path / "fb", "vitrail", images=CLOTHES)["proofs"][0]
     assert proof["library"] == "transformers (reading DINO's tensors)"
     assert proof["largest_difference"] < 1e-4
     (tmp_path / "hf" / "config.json").unlink()
-    found = read_any(str(tmp_path / "hf"), Told())
+    found = import_weights(str(tmp_path / "hf"), UserHints())
     assert (
         prove(found.bundle.model, found.bundle.preprocess, found.open_peer(), "", CLOTHES)["largest_difference"] < 1e-4
     )
@@ -223,7 +223,7 @@ def test_big_vision_with_stacked_layers_and_prefixes(tmp_path):
         tmp_path / "old.npz", **{f"opt/target/{name.removeprefix('params/')}": array for name, array in plain.items()}
     )
     for name in ("stacked.npz", "old.npz"):
-        assert equal(read_any(str(tmp_path / name), Told()).bundle.model, bundle.model)
+        assert equal(import_weights(str(tmp_path / name), UserHints()).bundle.model, bundle.model)
 
 
 # Real weights
@@ -259,7 +259,7 @@ def test_deit_answers_500_photos_the_same_even_if_only_the_format_speaks(tmp_pat
         "crop_fraction=0.9",
         "interpolation=bicubic",
     )
-    told = Told(preprocess=words if to in ("google", "torchvision") else ())
+    told = UserHints(preprocess=words if to in ("google", "torchvision") else ())
     convert(str(tmp_path / to), tmp_path / "again", "vitrail", told=told, verifies=False, images=CLOTHES)
     split = open_data(data).first_split
     ours, again = (

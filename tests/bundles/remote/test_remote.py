@@ -28,7 +28,7 @@ from tests.hub_server import HubServer
 from tests.paths import FIXTURES, ROOT
 from tests.peers import import_peer
 from vitrail.bundles.catalogue import Published
-from vitrail.bundles.convert import Told, convert, read_any
+from vitrail.bundles.convert import UserHints, convert, import_weights
 from vitrail.bundles.parity import prove
 from vitrail.bundles.remote import transport, web
 from vitrail.bundles.remote.registry import REMOTES, remote_kind
@@ -92,7 +92,7 @@ def hub(server, published, tmp_path, monkeypatch):
 
 
 def fetch(source, **options):
-    return read_any(source, Told(), **options)
+    return import_weights(source, UserHints(), **options)
 
 
 def leftovers(folder):
@@ -399,7 +399,7 @@ def test_deit_through_the_hub_scores_what_it_is_known_for(hub, shared, tmp_path,
     """As timm, as transformers, and as a single file publish it: proved, and 356 of 500 photos right."""
     import_peer("transformers" if form == "huggingface" else "timm")
     files = {path.name: path.read_bytes() for path in (shared / "deit-ti16").iterdir()}
-    told = Told()
+    told = UserHints()
     if form == "huggingface":
         convert(str(shared / "deit-ti16"), tmp_path / "ours", "vitrail", verifies=False, images=CLOTHES)
         convert(str(tmp_path / "ours"), tmp_path / "theirs", "huggingface", verifies=False, images=CLOTHES)
@@ -407,7 +407,7 @@ def test_deit_through_the_hub_scores_what_it_is_known_for(hub, shared, tmp_path,
         files = {name: (tmp_path / "theirs" / name).read_bytes() for name in names}
     elif form == "safetensors":
         files = {"model.safetensors": files["model.safetensors"]}
-        told = Told(preprocess=("resize=shorter", "crop_fraction=0.9", "interpolation=bicubic"))
+        told = UserHints(preprocess=("resize=shorter", "crop_fraction=0.9", "interpolation=bicubic"))
     hub.publish("facebook/deit", files)
     report = convert("hf:facebook/deit", tmp_path / "out", "vitrail", told=told, images=CLOTHES)
     assert report["proofs"][0]["equal_answers"] == 40

@@ -21,7 +21,7 @@ from vitrail.bundles.folder import check_folder
 from vitrail.core.files import checksum, verify_checksums
 from vitrail.inference.engine import import_engine_package
 from vitrail.inference.model_files import fingerprint
-from vitrail.inference.proof import sample
+from vitrail.inference.proof import crop_embedded_images
 from vitrail.inference.registry import ENGINES, TARGETS
 from vitrail.lab.exact import redraw
 
@@ -207,7 +207,7 @@ def test_every_family_exports_to_every_runtime(name, tmp_path, call):
         proof = json.loads(done.stdout)
         assert (proof["pictures"], proof["same_answers"]) == (40, 40)
         assert proof["max_logit_difference"] < 1e-4
-    images = eye.scale_array(sample(eye, 3))
+    images = eye.scale_array(crop_embedded_images(eye, 3))
     path = tmp_path / "onnx" / "model.onnx"
     openvino = (
         import_engine_package("openvino", "openvino")
@@ -349,7 +349,7 @@ def test_labels_are_lines_whatever_they_hold(tmp_path):
 
     loaded = vitrail.load(FIXTURE)
     strange = vitrail.Bundle(model=loaded.model, preprocess=loaded.preprocess, labels=("a\nb", "c\u2028d", "e"))
-    write_labels(tmp_path / "labels.txt", strange.parts)
+    write_labels(tmp_path / "labels.txt", strange.info)
     assert (tmp_path / "labels.txt").read_text(encoding="utf-8") == "a b\nc d\ne\n"
 
 

@@ -25,7 +25,7 @@ from vitrail.models.state_dict_mapping import Entry, StateDictMapping, mapping_o
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoint:
+class LibraryCheckpoint:
     """Tensors on disk, with the JSON documents beside them."""
 
     path: Path
@@ -40,7 +40,7 @@ class Checkpoint:
     licence: str | None = None
     """The licence that the files state."""
 
-    def renamed(self, tensors: dict[str, Tensor]) -> "Checkpoint":
+    def renamed(self, tensors: dict[str, Tensor]) -> "LibraryCheckpoint":
         """A copy with renamed tensors. None may be lost because another has its name now."""
         if len(tensors) < len(self.tensors):
             raise CorruptFileError(
@@ -66,7 +66,7 @@ class Checkpoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
+class InferredModel:
     """The model of a checkpoint, and what was assumed."""
 
     config: ModelConfig
@@ -106,12 +106,12 @@ class WeightFormat(abc.ABC):
     def recognises(self, names: Collection[str]) -> bool:
         """Whether these tensor names are of this library."""
 
-    def prepare(self, checkpoint: Checkpoint) -> Checkpoint:
+    def prepare(self, checkpoint: LibraryCheckpoint) -> LibraryCheckpoint:
         """The checkpoint without name prefixes and with one tensor per layer."""
         return checkpoint
 
     @abc.abstractmethod
-    def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
+    def read(self, checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> InferredModel:
         """Infer the model. `told` is the configuration that the user stated, if any."""
 
     def mapping(self, config: ModelConfig) -> StateDictMapping[Any]:
@@ -125,7 +125,7 @@ class WeightFormat(abc.ABC):
         """The entries of a model; `names` are the tensor names of a file, if a library has several naming schemes."""
         return self.mapping(config).entries(config, names)
 
-    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+    def open_source(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> Forward:
         """The library's own model with the tensors of a checkpoint; raises `Unverified` if there is none.
 
         Only tensors and settings are passed on: no pickle is opened again, and no code beside it is run.
@@ -156,7 +156,9 @@ class WeightFormat(abc.ABC):
         raise Unverified(f"there is no other model to read {self.name} with")
 
 
-def join_tensors(entries: Iterable[Entry], checkpoint: Checkpoint, left_out: Collection[str]) -> dict[str, Tensor]:
+def join_tensors(
+    entries: Iterable[Entry], checkpoint: LibraryCheckpoint, left_out: Collection[str]
+) -> dict[str, Tensor]:
     """Our tensors from theirs. Raises if any is missing or left over, and names it."""
     tensors, used, missing, ours = checkpoint.tensors, set(left_out), [], {}
     for entry in entries:

@@ -7,14 +7,14 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from vitrail.bundles.formats.base import Checkpoint, Reading, WeightFormat, split_tensors
+from vitrail.bundles.formats.base import InferredModel, LibraryCheckpoint, WeightFormat, split_tensors
 from vitrail.bundles.formats.huggingface import (
-    activation_of,
-    heads_of,
-    open_by_transformers,
+    open_with_transformers,
+    read_activation,
+    read_heads,
     read_processor,
 )
-from vitrail.bundles.infer_config import count_layers, grid_of, named, notes_of
+from vitrail.bundles.infer_config import count_layers, drop_empty_notes, infer_resolution, with_published_name
 from vitrail.bundles.parity import Forward, Unverified
 from vitrail.core.errors import UsageError
 from vitrail.models.config import ModelConfig
@@ -30,11 +30,11 @@ class Dino(WeightFormat):
         bare = {_bare(name) for name in names}
         return "mask_token" in bare or "register_tokens" in bare or "encoder.layer.0.layer_scale1.lambda1" in bare
 
-    def prepare(self, checkpoint: Checkpoint) -> Checkpoint:
+    def prepare(self, checkpoint: LibraryCheckpoint) -> LibraryCheckpoint:
         tensors = {_bare(name): tensor for name, tensor in checkpoint.tensors.items()}
         return checkpoint.renamed(tensors)
 
-    def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
+    def read(self, checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> InferredModel:
         names, stated = checkpoint.tensors, checkpoint.document("config.json")
         shape = checkpoint.shapes
         is_facebook = _is_facebook(names)
@@ -45,7 +45,7 @@ class Dino(WeightFormat):
         projection = "patch_embed.proj" if is_facebook else "embeddings.patch_embeddings.projection"
         width, channels, *patch = shape[f"{projection}.weight"]
         layers = "blocks." if is_facebook else "encoder.layer."
-        heads, about_heads = heads_of(stated, width, told)
+        heads, about_heads = read_heads(stated, width, told)
         table = "pos_embed" if is_facebook else "embeddings.position_embeddings"
         registers = "register_tokens" if is_facebook else "embeddings.register_tokens"
         count = shape[registers][1] if registers in shape else 0  # models with registers are resized with antialiasing
@@ -56,22 +56,24 @@ class Dino(WeightFormat):
             depth=count_layers(names, layers),
             heads=heads,
             mlp=shape[f"{layers}0.mlp.fc1.weight"][0],
-            resolution=grid_of(shape[table][1] - 1, patch, told),
+            resolution=infer_resolution(shape[table][1] - 1, patch, told),
             registers=count,
             resize_rule="timm" if count else "huggingface",
             classes=0,
             layer_scale=1e-5,
             norm_epsilon=stated.get("layer_norm_eps", 1e-6),
-            activation=activation_of(stated),
+            activation=read_activation(stated),
         )
         preprocess, about_pixels = read_processor(checkpoint, config)
         # What self-supervision needed besides: the token of hidden patches, and heads of training files.
         left_out = frozenset(
             name for name in names if name.endswith("mask_token") or name.startswith(("dino_head.", "ibot_head."))
         )
-        return Reading(named(config), preprocess, None, notes_of([about_heads]), about_pixels, left_out)
+        return InferredModel(
+            with_published_name(config), preprocess, None, drop_empty_notes([about_heads]), about_pixels, left_out
+        )
 
-    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+    def open_source(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> Forward:
         mapping = self.mapping(config)
         if (reason := mapping.why_unverified(config)) is not None:
             raise Unverified(reason)
@@ -79,9 +81,9 @@ class Dino(WeightFormat):
         model_type = "dinov2_with_registers" if settings["num_register_tokens"] else "dinov2"
         if _is_facebook(checkpoint.tensors):
             checkpoint = dataclasses.replace(checkpoint, raw=self._as_huggingface(config, checkpoint))
-        return open_by_transformers(config, checkpoint, {"model_type": model_type, **settings})
+        return open_with_transformers(config, checkpoint, {"model_type": model_type, **settings})
 
-    def _as_huggingface(self, config: ModelConfig, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    def _as_huggingface(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> dict[str, Tensor]:
         """facebookresearch's tensors under Hugging Face's names."""
         theirs = checkpoint.tensors
         ours = {

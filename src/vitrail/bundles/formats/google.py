@@ -13,9 +13,9 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.bundles.bundle import Bundle
-from vitrail.bundles.formats.base import Checkpoint, Reading, WeightFormat
-from vitrail.bundles.formats.timm import build_by_timm
-from vitrail.bundles.infer_config import count_layers, grid_of, named, place_positions
+from vitrail.bundles.formats.base import InferredModel, LibraryCheckpoint, WeightFormat
+from vitrail.bundles.formats.timm import build_with_timm
+from vitrail.bundles.infer_config import count_layers, infer_positions, infer_resolution, with_published_name
 from vitrail.bundles.parity import Forward, Unverified
 from vitrail.core.errors import UsageError
 from vitrail.data.preprocess import Preprocess
@@ -41,7 +41,7 @@ class Google(WeightFormat):
         bare = {_bare(name) for name in names}
         return bool(bare & {"embedding/kernel", "stem/kernel", "resnet/root_block/standardized_conv2d/kernel"})
 
-    def prepare(self, checkpoint: Checkpoint) -> Checkpoint:
+    def prepare(self, checkpoint: LibraryCheckpoint) -> LibraryCheckpoint:
         tensors: dict[str, Tensor] = {}
         stack = "Transformer/encoderblock/"
         for name, tensor in checkpoint.tensors.items():
@@ -53,7 +53,7 @@ class Google(WeightFormat):
                 tensors[bare] = tensor
         return checkpoint.renamed(tensors)
 
-    def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
+    def read(self, checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> InferredModel:
         shape = checkpoint.shapes
         if "stem/kernel" in shape:
             config: ModelConfig = _read_mixer(shape, told)
@@ -73,9 +73,9 @@ class Google(WeightFormat):
         about = "an npz file does not state its preprocessing: -1 to 1, stretched to a square, as in Google's code"
         # Two towers: the one of words, the temperature and the bias between them.
         left_out = frozenset(name for name in shape if name.startswith("txt/") or name in ("t", "b"))
-        return Reading(named(config), preprocess, about_pixels=about, left_out=left_out)
+        return InferredModel(with_published_name(config), preprocess, about_pixels=about, left_out=left_out)
 
-    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+    def open_source(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> Forward:
         return self._open_by_timm(config, checkpoint.path)
 
     def check(self, bundle: Bundle) -> list[str]:
@@ -93,7 +93,7 @@ class Google(WeightFormat):
         """timm reads Google's npz files itself."""
         if (reason := self.mapping(config).why_unverified(config)) is not None:
             raise Unverified(reason)
-        model = build_by_timm(config, {})
+        model = build_with_timm(config, {})
         model.load_pretrained(str(file))
         return model.eval()
 
@@ -133,7 +133,7 @@ def _read_vit(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> Vi
         )
         settings["stem_base"] = shape["conv_root/kernel"][3]
     rows = shape[theirs.positions][1]
-    return plan(channels=channels, **settings, **place_positions(settings, rows, told, None))
+    return plan(channels=channels, **settings, **infer_positions(settings, rows, told, None))
 
 
 def _read_mixer(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> MixerConfig:
@@ -143,7 +143,7 @@ def _read_mixer(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> 
         width=width,
         channels=channels,
         patch=(tall, wide),
-        resolution=grid_of(patches, (tall, wide), told),
+        resolution=infer_resolution(patches, (tall, wide), told),
         token_mlp=hidden,
         channel_mlp=shape["MixerBlock_0/channel_mixing/Dense_0/kernel"][1],
         activation="gelu-tanh",

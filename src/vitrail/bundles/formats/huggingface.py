@@ -10,15 +10,15 @@ from safetensors.torch import save_file
 
 from vitrail.bundles.bundle import Bundle
 from vitrail.bundles.card import model_card
-from vitrail.bundles.formats.base import Checkpoint, Reading, WeightFormat
+from vitrail.bundles.formats.base import InferredModel, LibraryCheckpoint, WeightFormat
 from vitrail.bundles.infer_config import (
     count_layers,
-    distinct,
-    named,
-    notes_of,
+    default_preprocess,
+    drop_empty_notes,
+    infer_heads,
+    make_unique,
     square_grid,
-    usual_heads,
-    usual_preprocess,
+    with_published_name,
 )
 from vitrail.bundles.parity import Forward, Unverified, import_peer
 from vitrail.core.errors import UsageError
@@ -51,11 +51,11 @@ class HuggingFace(WeightFormat):
             for ending in ("encoder.layer.0.intermediate.dense.weight", "layers.0.attention.q_proj.weight")
         )
 
-    def prepare(self, checkpoint: Checkpoint) -> Checkpoint:
+    def prepare(self, checkpoint: LibraryCheckpoint) -> LibraryCheckpoint:
         tensors = {_without_prefix(name): tensor for name, tensor in checkpoint.tensors.items()}
         return checkpoint.renamed(tensors)
 
-    def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
+    def read(self, checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> InferredModel:
         names, stated = checkpoint.tensors, checkpoint.document("config.json")
         if any(name.startswith("distillation_classifier.") for name in names):
             raise UsageError("Model must have one head, got a distilled DeiT, which averages two.")
@@ -66,7 +66,7 @@ class HuggingFace(WeightFormat):
         layers = "encoder.layer." if _is_old(names) else "layers."
         hidden = "intermediate.dense.weight" if _is_old(names) else "mlp.fc1.weight"
         query = "attention.attention.query.bias" if _is_old(names) else "attention.q_proj.bias"
-        heads, about_heads = heads_of(stated, width, told)
+        heads, about_heads = read_heads(stated, width, told)
         is_distilled = _DISTILLATION in names
         patches = shape[_POSITIONS][1] - 1 - is_distilled
         size = stated.get("image_size", told.resolution if told is not None else None)
@@ -84,7 +84,7 @@ class HuggingFace(WeightFormat):
             registers=int(is_distilled),
             resolution=tuple(size) if isinstance(size, list | tuple) else (size, size),
             norm_epsilon=stated.get("layer_norm_eps", 1e-12),
-            activation=activation_of(stated),
+            activation=read_activation(stated),
             representation="tanh" if _POOLER in names else "none",
             resize_rule="huggingface",
             classes=shape["classifier.weight"][0] if "classifier.weight" in names else 0,
@@ -93,16 +93,16 @@ class HuggingFace(WeightFormat):
         about = None if stated else "there is no config.json: epsilon 1e-12 and exact GELU are taken"
         if is_distilled:
             about = "the distillation token became a register: the head does not read it"
-        labels, about_labels = labels_of(stated, config.classes) if config.classes else (None, None)
-        notes = notes_of([about_heads, about, about_labels])
-        return Reading(named(config), preprocess, labels, notes, about_pixels)
+        labels, about_labels = read_class_names(stated, config.classes) if config.classes else (None, None)
+        notes = drop_empty_notes([about_heads, about, about_labels])
+        return InferredModel(with_published_name(config), preprocess, labels, notes, about_pixels)
 
-    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+    def open_source(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> Forward:
         # A distillation token, which became a register, is DeiT's.
         model_type = "deit" if _DISTILLATION in checkpoint.tensors else "vit"
         classes = {"id2label": {str(index): f"LABEL_{index}" for index in range(config.classes)}}
         document = {"model_type": model_type, **self.mapping(config).settings(config), **classes}
-        return open_by_transformers(config, checkpoint, document)
+        return open_with_transformers(config, checkpoint, document)
 
     def check(self, bundle: Bundle) -> list[str]:
         config = bundle.model.config
@@ -142,7 +142,7 @@ class HuggingFace(WeightFormat):
 _CLASSES = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
 
 
-def open_by_transformers(config: ModelConfig, checkpoint: Checkpoint, otherwise: dict[str, Any]) -> Forward:
+def open_with_transformers(config: ModelConfig, checkpoint: LibraryCheckpoint, otherwise: dict[str, Any]) -> Forward:
     """Open a checkpoint in transformers from its tensors and its config.json, without code that this may refer to. If
     there is none, `otherwise` stands in for it: what the shapes of the tensors say."""
     document = {key: value for key, value in checkpoint.document("config.json").items() if key != "auto_map"}
@@ -180,13 +180,13 @@ def _open_folder(config: ModelConfig, folder: Path, model_type: Any, *, has_pool
     return lambda images: model(images).last_hidden_state[:, 0]
 
 
-def heads_of(stated: dict[str, Any], width: int, told: ModelConfig | None) -> tuple[int, str | None]:
+def read_heads(stated: dict[str, Any], width: int, told: ModelConfig | None) -> tuple[int, str | None]:
     """Number of attention heads in a config.json; the usual one of this width, with a note, if it states none."""
     heads = stated.get("num_attention_heads")
-    return usual_heads(width, told) if heads is None else (heads, None)
+    return infer_heads(width, told) if heads is None else (heads, None)
 
 
-def activation_of(stated: dict[str, Any]) -> Literal["gelu", "gelu-tanh", "relu"]:
+def read_activation(stated: dict[str, Any]) -> Literal["gelu", "gelu-tanh", "relu"]:
     """Our name for the activation in a config.json; exact GELU if it states none."""
     activation = stated.get("hidden_act", "gelu")
     if activation not in ACTIVATIONS:
@@ -194,13 +194,13 @@ def activation_of(stated: dict[str, Any]) -> Literal["gelu", "gelu-tanh", "relu"
     return ACTIVATIONS[activation]
 
 
-def labels_of(stated: dict[str, Any], classes: int) -> tuple[tuple[str, ...] | None, str | None]:
+def read_class_names(stated: dict[str, Any], classes: int) -> tuple[tuple[str, ...] | None, str | None]:
     """Class names; None for the placeholder names of Hugging Face."""
     table = stated.get("id2label") or {}
     found = [table.get(str(index)) for index in range(classes)]
     if any(label is None for label in found) or found == [f"LABEL_{index}" for index in range(classes)]:
         return None, "the files do not name the classes"
-    return distinct(found)
+    return make_unique(found)
 
 
 def _without_prefix(name: str) -> str:
@@ -211,10 +211,10 @@ def _is_old(names: Collection[str]) -> bool:
     return any(name.startswith("encoder.layer.") for name in names)
 
 
-def read_processor(checkpoint: Checkpoint, config: ViTConfig) -> tuple[Preprocess, str | None]:
+def read_processor(checkpoint: LibraryCheckpoint, config: ViTConfig) -> tuple[Preprocess, str | None]:
     stated = checkpoint.document("preprocessor_config.json")
     if not stated:
-        return usual_preprocess(config)
+        return default_preprocess(config)
     size, crop = _sides(stated.get("size") or config.resolution), None
     if stated.get("do_center_crop"):
         crop = _sides(stated.get("crop_size") or config.resolution)

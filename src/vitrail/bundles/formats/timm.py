@@ -6,16 +6,16 @@ from typing import Any
 
 from vitrail.bundles.bundle import Bundle
 from vitrail.bundles.card import model_card
-from vitrail.bundles.formats.base import Checkpoint, Reading, WeightFormat
+from vitrail.bundles.formats.base import InferredModel, LibraryCheckpoint, WeightFormat
 from vitrail.bundles.infer_config import (
     count_layers,
-    distinct,
-    grid_of,
-    named,
-    notes_of,
-    place_positions,
-    usual_heads,
-    usual_preprocess,
+    default_preprocess,
+    drop_empty_notes,
+    infer_heads,
+    infer_positions,
+    infer_resolution,
+    make_unique,
+    with_published_name,
 )
 from vitrail.bundles.parity import Forward, Unverified, import_peer
 from vitrail.core.errors import UsageError
@@ -46,7 +46,7 @@ class Timm(WeightFormat):
         is_bit = "stem.conv.weight" in names and "stages.0.blocks.0.conv1.weight" in names
         return (is_vit or is_mixer or is_bit) and "register_tokens" not in names and "mask_token" not in names
 
-    def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
+    def read(self, checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> InferredModel:
         names = checkpoint.tensors
         if "blocks.0.mlp_tokens.fc1.weight" in names:
             config, notes = _read_mixer(checkpoint, told), []
@@ -57,11 +57,13 @@ class Timm(WeightFormat):
         preprocess, about_pixels = _read_preprocess(checkpoint, config)
         labels, about_labels = None, None
         if names_given := checkpoint.document("config.json").get("label_names"):
-            labels, about_labels = distinct(names_given)
-        return Reading(named(config), preprocess, labels, notes_of([*notes, about_labels]), about_pixels)
+            labels, about_labels = make_unique(names_given)
+        return InferredModel(
+            with_published_name(config), preprocess, labels, drop_empty_notes([*notes, about_labels]), about_pixels
+        )
 
-    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
-        model = build_by_timm(config, checkpoint.document("config.json"))
+    def open_source(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> Forward:
+        model = build_with_timm(config, checkpoint.document("config.json"))
         model.load_state_dict(checkpoint.raw, strict=True)
         return model.eval()
 
@@ -107,7 +109,7 @@ class Timm(WeightFormat):
         return import_peer("timm").create_model(f"local-dir:{folder}", pretrained=True).eval()
 
 
-def build_by_timm(config: ModelConfig, document: dict[str, Any]) -> Any:
+def build_with_timm(config: ModelConfig, document: dict[str, Any]) -> Any:
     """timm's model without weights: by the function that config.json names, which also verifies our assumptions;
     otherwise from our configuration.
 
@@ -156,7 +158,7 @@ def architecture(config: ModelConfig) -> str:
     return ARCHITECTURES[config.name]
 
 
-def _read_vit(checkpoint: Checkpoint, told: ModelConfig | None) -> tuple[ModelConfig, list[str | None]]:
+def _read_vit(checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> tuple[ModelConfig, list[str | None]]:
     names, shape = checkpoint.tensors, checkpoint.shapes
     document = checkpoint.document("config.json")
     arguments = document.get("model_args") or {}
@@ -171,7 +173,7 @@ def _read_vit(checkpoint: Checkpoint, told: ModelConfig | None) -> tuple[ModelCo
         raise UsageError(f"config.json must be of this model, got another width than {width}.")
     heads, about_heads = arguments.get("num_heads"), None
     if heads is None:
-        heads, about_heads = usual_heads(width, told)
+        heads, about_heads = infer_heads(width, told)
     pool = "cls" if "cls_token" in names else "map" if "attn_pool.latent" in names else "gap"
     registers = shape["reg_token"][1] if "reg_token" in names else 0
     settings: dict[str, Any] = {
@@ -198,7 +200,7 @@ def _read_vit(checkpoint: Checkpoint, told: ModelConfig | None) -> tuple[ModelCo
     if any(name.startswith("patch_embed.backbone.") for name in names):
         plan = HybridConfig
         settings |= _stem(names)
-    settings |= place_positions(settings, rows, told, size[1:] if size else None)
+    settings |= infer_positions(settings, rows, told, size[1:] if size else None)
     reads_pixels = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
     first = next((name for name in reads_pixels if name in shape), "patch_embed.proj.weight")
     settings["channels"] = shape[first][1]
@@ -213,7 +215,7 @@ def _stem(names: Collection[str]) -> dict[str, Any]:
     return {"stem_layers": tuple(count_layers(names, f"{prefix}{stage}.blocks.") for stage in range(stages))}
 
 
-def _read_mixer(checkpoint: Checkpoint, told: ModelConfig | None) -> ModelConfig:
+def _read_mixer(checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> ModelConfig:
     shape = checkpoint.shapes
     width, channels, *patch = shape["stem.proj.weight"]
     hidden, patches = shape["blocks.0.mlp_tokens.fc1.weight"]
@@ -221,7 +223,7 @@ def _read_mixer(checkpoint: Checkpoint, told: ModelConfig | None) -> ModelConfig
         width=width,
         channels=channels,
         patch=(patch[0], patch[1]),
-        resolution=grid_of(patches, patch, told),
+        resolution=infer_resolution(patches, patch, told),
         depth=count_layers(shape, "blocks."),
         token_mlp=hidden,
         channel_mlp=shape["blocks.0.mlp_channels.fc1.weight"][0],
@@ -229,7 +231,7 @@ def _read_mixer(checkpoint: Checkpoint, told: ModelConfig | None) -> ModelConfig
     )
 
 
-def _read_bit(checkpoint: Checkpoint, told: ModelConfig | None) -> ModelConfig:
+def _read_bit(checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> ModelConfig:
     shape = checkpoint.shapes
     base, channels, *_ = shape["stem.conv.weight"]
     size = (checkpoint.document("config.json").get("pretrained_cfg") or {}).get("input_size")
@@ -244,10 +246,10 @@ def _read_bit(checkpoint: Checkpoint, told: ModelConfig | None) -> ModelConfig:
     )
 
 
-def _read_preprocess(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Preprocess, str | None]:
+def _read_preprocess(checkpoint: LibraryCheckpoint, config: ModelConfig) -> tuple[Preprocess, str | None]:
     stated = checkpoint.document("config.json").get("pretrained_cfg") or {}
     if not stated:
-        return usual_preprocess(config)
+        return default_preprocess(config)
     interpolation = stated.get("interpolation", "bicubic")
     modes = {"center": "shorter", "squash": "squash", "border": "pad"}
     settings = {

@@ -8,8 +8,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vitrail.bundles.bundle import Bundle
-from vitrail.bundles.formats.base import Checkpoint, Reading, WeightFormat
-from vitrail.bundles.infer_config import count_layers, grid_of, named, notes_of, usual_heads
+from vitrail.bundles.formats.base import InferredModel, LibraryCheckpoint, WeightFormat
+from vitrail.bundles.infer_config import (
+    count_layers,
+    drop_empty_notes,
+    infer_heads,
+    infer_resolution,
+    with_published_name,
+)
 from vitrail.bundles.parity import Forward, Unverified, import_peer
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import ModelConfig
@@ -33,11 +39,11 @@ class Torchvision(WeightFormat):
     def recognises(self, names: Collection[str]) -> bool:
         return "conv_proj.weight" in names and "encoder.pos_embedding" in names
 
-    def read(self, checkpoint: Checkpoint, told: ModelConfig | None) -> Reading:
+    def read(self, checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> InferredModel:
         shape = checkpoint.shapes
         width, channels, *patch = shape["conv_proj.weight"]
-        heads, about_heads = usual_heads(width, told)
-        resolution = grid_of(shape["encoder.pos_embedding"][1] - 1, patch, told)
+        heads, about_heads = infer_heads(width, told)
+        resolution = infer_resolution(shape["encoder.pos_embedding"][1] - 1, patch, told)
         # Checkpoints before version 0.14 call the layers of the MLP otherwise.
         hidden = "mlp.0.weight" if f"{_LAYERS}0.mlp.0.weight" in shape else "mlp.linear_1.weight"
         config = ViTConfig(
@@ -57,9 +63,11 @@ class Torchvision(WeightFormat):
             resolution=resolution, crop_fraction=crop, interpolation="bilinear" if crop < 1 else "bicubic"
         )
         about = "a state dict does not state its preprocessing; torchvision's own is taken (ImageNet's mean)"
-        return Reading(named(config), preprocess, notes=notes_of([about_heads]), about_pixels=about)
+        return InferredModel(
+            with_published_name(config), preprocess, notes=drop_empty_notes([about_heads]), about_pixels=about
+        )
 
-    def open_source(self, config: ModelConfig, checkpoint: Checkpoint) -> Forward:
+    def open_source(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> Forward:
         return _open_by_torchvision(self.mapping(config).settings(config), checkpoint.raw)
 
     def check(self, bundle: Bundle) -> list[str]:

@@ -11,7 +11,7 @@ from vitrail.core.errors import CorruptFileError, UsageError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fetched:
+class Download:
     """Files of a checkpoint that are on this machine now."""
 
     path: Path
@@ -34,7 +34,7 @@ class Remote(abc.ABC):
     """One kind of source. `REMOTES` in bundles/remote/registry.py knows it by its prefix."""
 
     @abc.abstractmethod
-    def fetch(self, address: str, sha256: str | None) -> Fetched:
+    def fetch(self, address: str, sha256: str | None) -> Download:
         """The files at an address, from the cache if they are there and up to date. If `sha256` is given, the file of
         tensors must have it."""
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from vitrail.bundles.file_names import BESIDE, WEIGHTS, choose_weights, read_index
-from vitrail.bundles.remote.base import Fetched, Remote, demand
+from vitrail.bundles.remote.base import Download, Remote, demand
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
 from vitrail.core.files import checksum
 from vitrail.core.optional import import_extra, import_without_telemetry
@@ -24,7 +24,7 @@ from vitrail.core.terminal import say
 class Hub(Remote):
     """A repository of models: only its weights and the documents that belong to them are fetched."""
 
-    def fetch(self, address: str, sha256: str | None) -> Fetched:
+    def fetch(self, address: str, sha256: str | None) -> Download:
         repository, revision = _parse(address)
         client = _import_client(address)
         snapshot = _look(client, repository, revision)
@@ -44,7 +44,7 @@ class Hub(Remote):
         except CorruptFileError:
             _forget(files)
             raise
-        return Fetched(
+        return Download(
             path=files[0].parent if name in WEIGHTS else files[0],
             address=f"hf:{snapshot.present_name}@{snapshot.commit}",
             weights={path.name: found[path.name] for path in files if not path.name.endswith(".json")},

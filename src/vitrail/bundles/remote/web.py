@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote, urlunsplit
 
 from vitrail.bundles.file_names import ENDINGS, check_content
-from vitrail.bundles.remote.base import Fetched, Remote, demand
+from vitrail.bundles.remote.base import Download, Remote, demand
 from vitrail.bundles.remote.transport import CHUNK, PATIENCE, RefusedError, open_address, parse_address
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
 from vitrail.core.files import checksum, file_lock, replace_text, user_folder
@@ -34,7 +34,7 @@ _PAUSE = 1.0  # seconds before the next one
 class Web(Remote):
     """One file. A second time it is only asked for if it has changed."""
 
-    def fetch(self, address: str, sha256: str | None) -> Fetched:
+    def fetch(self, address: str, sha256: str | None) -> Download:
         parts = parse_address(address)
         name = unquote(parts.path.rpartition("/")[2])
         bare = urlunsplit(parts._replace(query="", fragment=""))  # a query may hold a key
@@ -53,7 +53,7 @@ class Web(Remote):
                     f"The cache {str(folder)!r} cannot be used ({error.strerror}). Remove it, or set VITRAIL_HOME to"
                     " another folder."
                 ) from None
-        return Fetched(path=copy.file, address=bare, weights={name: copy.digest}, discard=copy.remove, notes=notes)
+        return Download(path=copy.file, address=bare, weights={name: copy.digest}, discard=copy.remove, notes=notes)
 
 
 class _Cut(Exception):

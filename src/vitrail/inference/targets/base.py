@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from vitrail.bundles.folder import check_folder
-from vitrail.bundles.metadata import Parts
+from vitrail.bundles.metadata import BundleInfo
 from vitrail.core.errors import UsageError
 from vitrail.core.files import MANIFEST, atomic_folder, check_output, checksum, refuse_foreign, write_json, write_text
 from vitrail.core.settings import check_integer
 from vitrail.core.terminal import say
-from vitrail.inference.benchmark_store import Measured
+from vitrail.inference.benchmark_store import BenchmarkStore
 from vitrail.inference.build_model_file import describe, open_source
-from vitrail.inference.engine import Engine, EngineChoice, Source, import_engine_package
+from vitrail.inference.engine import Engine, EngineChoice, ExportSource, import_engine_package
 from vitrail.inference.model_files import FORMAT, PROOF
-from vitrail.inference.proof import answer, sample_for
+from vitrail.inference.proof import crop_images_for_proof, run_engine
 from vitrail.inference.registry import TARGETS
 from vitrail.inference.targets.readme import write_readme
 from vitrail.inference.torch_engine import TorchEngine
@@ -28,7 +28,7 @@ LABELS, PREPROCESS = "labels.txt", "preprocess.json"
 _DIGITS = 9  # of a number of images
 
 
-class Order(NamedTuple):
+class ExportOptions(NamedTuple):
     """What is to be written."""
 
     precision: str = "float32"
@@ -72,12 +72,12 @@ class Target(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def write(cls, source: Source, folder: Path, order: Order) -> Path:
+    def write(cls, source: ExportSource, folder: Path, order: ExportOptions) -> Path:
         """Write the model's files into the folder. Returns the path of the model in it."""
 
     @classmethod
     @abc.abstractmethod
-    def opened(cls, model: Path, parts: Parts, precision: str) -> Engine:
+    def opened(cls, model: Path, info: BundleInfo, precision: str) -> Engine:
         """An engine that runs what was written."""
 
 
@@ -94,13 +94,13 @@ def export(
     """Write a bundle in the format of a target, and prove it. Returns the proof, in which `about` is noted, too."""
     target, order = check_export(path, output, to, precision=precision, batch=batch, force=force)
     source = open_source(check_folder(path))
-    parts = source.bundle.parts
-    pixels = sample_for(parts.config, parts.preprocess)
-    expected = answer(TorchEngine(source.bundle), pixels, order.batch)
+    info = source.bundle.info
+    pixels = crop_images_for_proof(info.config, info.preprocess)
+    expected = run_engine(TorchEngine(source.bundle), pixels, order.batch)
     say(f"writing {output}, and comparing it with torch on {len(pixels)} images")
     with atomic_folder(output, force=force) as folder:
         model = target.write(source, folder, order)
-        found = answer(target.opened(model, parts, precision), pixels, order.batch)
+        found = run_engine(target.opened(model, info, precision), pixels, order.batch)
         written = sorted(file for file in folder.rglob("*") if file.is_file())
         proof = {
             "format": FORMAT,
@@ -110,22 +110,22 @@ def export(
             **describe(source, target.packages, found, expected, precision),
             **(about or {}),
         }
-        if (known := Measured.read(path).agreements().get(EngineChoice(target.engine, precision))) is not None:
+        if (known := BenchmarkStore.read(path).agreements().get(EngineChoice(target.engine, precision))) is not None:
             proof["measured"] = known._asdict()
         write_json(folder / PROOF, proof)
-        write_json(folder / PREPROCESS, parts.preprocess.to_json())
-        if parts.config.classes:
-            write_labels(folder / LABELS, parts)
-        write_readme(folder, parts, target, model.relative_to(folder).as_posix(), order.batch or 1, proof)
+        write_json(folder / PREPROCESS, info.preprocess.to_json())
+        if info.config.classes:
+            write_labels(folder / LABELS, info)
+        write_readme(folder, info, target, model.relative_to(folder).as_posix(), order.batch or 1, proof)
     return proof
 
 
 def check_export(
     path: str, output: Path, to: str, *, precision: str, batch: str, force: bool
-) -> tuple[type[Target], Order]:
+) -> tuple[type[Target], ExportOptions]:
     """The target of this name and what it is to write. Refuses what cannot be written."""
     TARGETS.check(to)
-    target, order = TARGETS[to], Order(precision, _parse_batch(batch))
+    target, order = TARGETS[to], ExportOptions(precision, _parse_batch(batch))
     target.check(precision)
     refuse_foreign(output)
     check_output(output, force=force)
@@ -137,9 +137,9 @@ def check_export(
     return target, order
 
 
-def write_labels(path: Path, parts: Parts) -> None:
+def write_labels(path: Path, info: BundleInfo) -> None:
     """Write a line for each class: its name, or its number without one."""
-    labels = parts.labels or tuple(map(str, range(parts.config.classes)))
+    labels = info.labels or tuple(map(str, range(info.config.classes)))
     write_text(path, "".join(" ".join(label.splitlines()) + "\n" for label in labels))
 
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from vitrail.bundles.metadata import Parts
-from vitrail.inference.engine import Engine, Source
+from vitrail.bundles.metadata import BundleInfo
+from vitrail.inference.engine import Engine, ExportSource
 from vitrail.inference.graph import write_onnx
 from vitrail.inference.onnx_engine import MODEL, OnnxEngine
-from vitrail.inference.targets.base import Order, Target
+from vitrail.inference.targets.base import ExportOptions, Target
 
 
 class OnnxTarget(Target):
@@ -26,10 +26,10 @@ class OnnxTarget(Target):
     )
 
     @classmethod
-    def write(cls, source: Source, folder: Path, order: Order) -> Path:
+    def write(cls, source: ExportSource, folder: Path, order: ExportOptions) -> Path:
         write_onnx(source, folder, order.precision, order.batch)
         return folder / MODEL
 
     @classmethod
-    def opened(cls, model: Path, parts: Parts, precision: str) -> Engine:
-        return OnnxEngine(model.parent, parts, precision)
+    def opened(cls, model: Path, info: BundleInfo, precision: str) -> Engine:
+        return OnnxEngine(model.parent, info, precision)

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from vitrail.bundles.metadata import Parts
-from vitrail.inference.engine import Engine, Source
+from vitrail.bundles.metadata import BundleInfo
+from vitrail.inference.engine import Engine, ExportSource
 from vitrail.inference.openvino_engine import HINTS, MODEL, OpenvinoEngine, write_openvino
-from vitrail.inference.targets.base import Order, Target
+from vitrail.inference.targets.base import ExportOptions, Target
 
 
 class OpenvinoTarget(Target):
@@ -28,10 +28,10 @@ class OpenvinoTarget(Target):
         return cls.program.format(model=model, settings=json.dumps(HINTS[precision]))
 
     @classmethod
-    def write(cls, source: Source, folder: Path, order: Order) -> Path:
+    def write(cls, source: ExportSource, folder: Path, order: ExportOptions) -> Path:
         write_openvino(source, folder, order.precision, order.batch)
         return folder / MODEL
 
     @classmethod
-    def opened(cls, model: Path, parts: Parts, precision: str) -> Engine:
-        return OpenvinoEngine(model.parent, parts, precision)
+    def opened(cls, model: Path, info: BundleInfo, precision: str) -> Engine:
+        return OpenvinoEngine(model.parent, info, precision)

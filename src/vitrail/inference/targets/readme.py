@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.bundles.metadata import Parts
+from vitrail.bundles.metadata import BundleInfo
 from vitrail.core.files import write_text
 from vitrail.data.preprocess import Preprocess
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def write_readme(
-    folder: Path, parts: Parts, target: "type[Target]", model: str, batch: int, proof: dict[str, Any]
+    folder: Path, info: BundleInfo, target: "type[Target]", model: str, batch: int, proof: dict[str, Any]
 ) -> None:
     """Write README.md for the model at a path in the folder; `batch` is the number of images it must be given."""
-    name = parts.config.name or parts.config.family
-    licence = parts.provenance.get("licence", "unknown")
-    (height, width), channels = parts.config.resolution, parts.config.channels
+    name = info.config.name or info.config.family
+    licence = info.provenance.get("licence", "unknown")
+    (height, width), channels = info.config.resolution, info.config.channels
     batches = "any number of images" if proof["batch"] == "any" else f"{batch} images"
     text = f"""# {name}, exported to {target.name}
 
@@ -26,7 +26,7 @@ def write_readme(
 named on the command line:
 
 ```python
-{_program(parts, target, model, proof["precision"], batch)}
+{_program(info, target, model, proof["precision"], batch)}
 ```
 
 {target.notes}
@@ -61,15 +61,15 @@ def merging_words(about: dict[str, Any]) -> str:
     )
 
 
-def _program(parts: Parts, target: "type[Target]", model: str, precision: str, batch: int) -> str:
+def _program(info: BundleInfo, target: "type[Target]", model: str, precision: str, batch: int) -> str:
     lines = ["import sys", "", "import numpy as np", target.imports, "from PIL import Image, ImageOps", ""]
-    lines += _pixels(parts.preprocess)
+    lines += _pixels(info.preprocess)
     if batch > 1:
         lines.append(f"pixels = np.repeat(pixels, {batch}, axis=0)  # the model takes {batch} images at a time")
     lines.append(target.program_for(model, precision))
-    if parts.config.classes:
+    if info.config.classes:
         lines += [
-            parts.answer.python_code,
+            info.answer.python_code,
             'labels = open("labels.txt", encoding="utf-8").read().split("\\n")',
             "for index in scores.argsort()[::-1][:5]:",
             '    print(f"{scores[index]:.4f} {labels[index]}")',

@@ -10,11 +10,11 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from vitrail.bundles.metadata import Parts
+from vitrail.bundles.metadata import BundleInfo
 from vitrail.core.errors import UsageError, first_line
-from vitrail.inference.engine import Engine, Outputs, Run, Source
+from vitrail.inference.engine import Engine, EngineOutputs, ExportSource, Run
 from vitrail.inference.graph import Exported, metadata, raise_interrupt
-from vitrail.inference.targets.base import Order, Target
+from vitrail.inference.targets.base import ExportOptions, Target
 from vitrail.models.convolutions import bake_
 
 MODEL = "model.pt2"
@@ -37,7 +37,7 @@ class TorchTarget(Target):
     notes = "Load a .pt2 file only if you trust its source: reading it may run code."
 
     @classmethod
-    def write(cls, source: Source, folder: Path, order: Order) -> Path:
+    def write(cls, source: ExportSource, folder: Path, order: ExportOptions) -> Path:
         model = source.bundle.model
         bake_(model)
         size = (order.batch or 2, model.config.channels, *model.config.resolution)
@@ -50,8 +50,8 @@ class TorchTarget(Target):
         return folder / MODEL
 
     @classmethod
-    def opened(cls, model: Path, parts: Parts, precision: str) -> Engine:
-        return _Program(model, parts)
+    def opened(cls, model: Path, info: BundleInfo, precision: str) -> Engine:
+        return _Program(model, info)
 
 
 def _trace(model: Exported, images: torch.Tensor, shapes: Any, family: str) -> Any:
@@ -75,9 +75,9 @@ class _Program(Engine):
     precisions = ("float32",)
     packages = ("torch",)
 
-    def __init__(self, path: Path, parts: Parts) -> None:
+    def __init__(self, path: Path, info: BundleInfo) -> None:
         with path.open("rb") as file:  # torch takes only paths in UTF-8
-            self._program, self.parts = torch.export.load(file).module(), parts
+            self._program, self.info = torch.export.load(file).module(), info
 
     @classmethod
     def open(cls, bundle: Any, device: str | None = None, precision: str = "float32") -> Self:
@@ -86,8 +86,8 @@ class _Program(Engine):
     @contextlib.contextmanager
     def running(self, threads: int | None, callers: int = 1) -> Generator[Run]:
         @torch.no_grad()
-        def run(pixels_BHWC: np.ndarray) -> Outputs:
-            found = self._program(torch.from_numpy(self.parts.preprocess.scale_array(pixels_BHWC)))
-            return Outputs(*(output.numpy() for output in found))
+        def run(pixels_BHWC: np.ndarray) -> EngineOutputs:
+            found = self._program(torch.from_numpy(self.info.preprocess.scale_array(pixels_BHWC)))
+            return EngineOutputs(*(output.numpy() for output in found))
 
         yield run

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from vitrail.inference.engine import Source, import_engine_package
+from vitrail.inference.engine import ExportSource, import_engine_package
 from vitrail.inference.graph import write_onnx
 from vitrail.inference.onnx_engine import MODEL
-from vitrail.inference.targets.base import LABELS, Order, write_labels
+from vitrail.inference.targets.base import LABELS, ExportOptions, write_labels
 from vitrail.inference.targets.onnx import OnnxTarget
 
 _LARGEST_BATCH = 64
@@ -22,14 +22,14 @@ class TritonTarget(OnnxTarget):
     )
 
     @classmethod
-    def write(cls, source: Source, folder: Path, order: Order) -> Path:
+    def write(cls, source: ExportSource, folder: Path, order: ExportOptions) -> Path:
         config = source.bundle.model.config
         name = re.sub(r"[^A-Za-z0-9]+", "-", config.name or config.family).strip("-").lower() or config.family
         place = folder / name / "1"
         place.mkdir(parents=True)
         write_onnx(source, place, order.precision, order.batch)
         if config.classes:
-            write_labels(folder / name / LABELS, source.bundle.parts)
+            write_labels(folder / name / LABELS, source.bundle.info)
         settings = _settings(name, place / MODEL, order.batch, has_labels=config.classes > 0 and not order.batch)
         (folder / name / "config.pbtxt").write_text(settings, encoding="utf-8")
         return place / MODEL

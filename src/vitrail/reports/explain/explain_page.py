@@ -68,7 +68,7 @@ def explain(
 def check_explains(bundle: Bundle) -> None:
     """Refuse a model that cannot run in a page, or that does not answer with one class."""
     bundle.model.config.check_in_page()
-    bundle.parts.check_single_label("Explain")
+    bundle.info.check_single_label("Explain")
 
 
 def _read(bundle: Bundle, images: Sequence[ImageLike]) -> list[ExplainImage]:

@@ -142,7 +142,7 @@ class InspectionContext:
         """Return the name of the message why the model predicts no class. None if it does."""
         if not self.model.config.classifies:
             return f"predicts-{self.model.config.predicts}"
-        return None if self.bundle.parts.classifies else "no-classes"
+        return None if self.bundle.info.classifies else "no-classes"
 
 
 def make_batch(bundle: Bundle, crops: Sequence[np.ndarray]) -> Tensor:
