@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,12 +52,11 @@ class Activations:
         """Whether a layer's attention weights are recorded: their memory grows with the number of tokens squared."""
         return self.with_attention and layer in self.layers
 
-    def keep_inside(self, layer: int, steps: Callable[[], dict[str, Tensor]]) -> None:
-        """Record what `steps` computes of the inside of a layer, if that is asked for."""
-        if layer in self.inside:
-            self.steps |= {f"blocks.{layer}.{name}": step for name, step in steps().items()}
+    def record_steps(self, layer: int, steps: dict[str, Tensor]) -> None:
+        """Record the steps inside a layer."""
+        self.steps |= {f"blocks.{layer}.{name}": step for name, step in steps.items()}
 
-    def keep(self, layer: int, output: Tensor) -> None:
+    def record_output(self, layer: int, output: Tensor) -> None:
         """Record the output of a layer, if that layer is recorded."""
         if layer in self.layers:
             self.steps[f"blocks.{layer}"] = output

@@ -100,20 +100,20 @@ class Model(nn.Module, Generic[Config]):
     def fill_tables(self) -> None:
         """Set the fixed tables, on the device and in the dtype of the weights, outside of the state dict. On the meta
         device they are not computed, so that building a model there allocates nothing."""
-        if next(self.parameters()).device.type != "meta":
-            tables = self.make_tables()
-        else:
-            tables = {
-                name: None if table is None else torch.empty(table.shape, dtype=_DTYPES[table.dtype], device="meta")
-                for name, table in self.config.tables.items()
-            }
-        weight = next(self.parameters())
-        for name, table in tables.items():
-            if table is None:  # a plain attribute: torch.export counts empty buffers wrongly
+        weight, shapes = next(self.parameters()), self.config.tables
+        tables: dict[str, Tensor | None] = dict.fromkeys(shapes)
+        if weight.device.type == "meta":
+            for name, table in shapes.items():
+                if table is not None:
+                    tables[name] = torch.empty(table.shape, dtype=_DTYPES[table.dtype], device="meta")
+        elif any(shapes.values()):
+            tables |= self.make_tables()
+        for name, tensor in tables.items():
+            if tensor is None:  # a plain attribute: torch.export counts empty buffers wrongly
                 setattr(self, name, None)
                 continue
-            dtype = weight.dtype if table.is_floating_point() else table.dtype
-            self.register_buffer(name, table.to(weight.device, dtype), persistent=False)
+            dtype = weight.dtype if tensor.is_floating_point() else tensor.dtype
+            self.register_buffer(name, tensor.to(weight.device, dtype), persistent=False)
 
     def run_block(self, block: nn.Module, *arguments: Any) -> Any:
         """Call a block, with activation checkpointing if that is on."""

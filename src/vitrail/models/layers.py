@@ -4,6 +4,7 @@ Shapes: B images, C channels, N tokens, D width, H heads, K = D/H head width, Q 
 State-dict names are timm's.
 """
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -16,7 +17,7 @@ from vitrail.models.device import evaluating
 
 
 def patchify(images_BCHW: Tensor, patch: Pair) -> Tensor:
-    """Cut images into patches that do not overlap and flatten each: (B, N, C*P*P), in raster order."""
+    """Cut images into patches without overlap and flatten each: (B, N, C*P*P), in raster order."""
     batch, channels, height, width = images_BCHW.shape
     rows, columns = height // patch[0], width // patch[1]
     cells = images_BCHW.reshape(batch, channels, rows, patch[0], columns, patch[1])
@@ -36,14 +37,10 @@ class PatchEmbed(nn.Module):
 
     def __init__(self, *, channels: int, width: int, patch: Pair, stride: Pair, padding: Pair) -> None:
         super().__init__()
-        # The matrix E is stored as the kernel of the strided convolution it equals: the form of published checkpoints.
+        # E is stored as the kernel of the equivalent strided convolution, as in published checkpoints.
         self.proj = nn.Conv2d(channels, width, patch, stride, padding)
         self.patch, self.stride, self.padding = patch, stride, padding
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether every pixel belongs to one patch."""
-        return self.stride == self.patch and self.padding == (0, 0)
+        self.is_plain = stride == patch and padding == (0, 0)  # every pixel belongs to exactly one patch
 
     def flatten(self, images_BCHW: Tensor) -> Tensor:
         """The flattened patches x_p, (B, N, F)."""
@@ -63,17 +60,29 @@ _SHORT = 128  # tokens
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (appendix A, eqs. 5-8) on torch's fused kernel.
+    """Multi-head self-attention (appendix A) on torch's fused kernel.
+
+        [q, k, v] = x U_qkv                     eq. 5    qkv_heads
+        A         = softmax(q k^T / sqrt(K))    eq. 6    attention_weights
+        SA        = A v                         eq. 7    forward
+        MSA       = [SA_1; ...; SA_H] U_msa     eq. 8    forward
 
     On a CPU the backward pass of the fused kernel is slow for short sequences (at 17 tokens three times slower than
     eqs. 6 and 7 without fusion), so training on small images does not use it.
     """
 
     def __init__(
-        self, *, width: int, heads: int, qkv_bias: bool, proj_bias: bool = True, scale: float | None = None
+        self,
+        *,
+        width: int,
+        heads: int,
+        qkv_bias: bool,
+        proj_bias: bool = True,
+        scale: float | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.heads, self.scale = heads, scale
+        self.heads, self.scale, self.dropout = heads, scale, dropout
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
         self.proj = nn.Linear(width, width, bias=proj_bias)
 
@@ -89,15 +98,16 @@ class Attention(nn.Module):
             y_BHQK = attention_weights(q_BHQK, k_BHNK, bias, self.scale) @ v_BHNK
         else:
             y_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias, scale=self.scale)
-        return self.proj(y_BHQK.transpose(1, 2).flatten(2))
+        msa_BQD = self.proj(y_BHQK.transpose(1, 2).flatten(2))
+        return drop(msa_BQD, self.dropout, self.training)
 
     def weights(self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        """The attention A = softmax(q k^T / sqrt(K)) of eq. 6, which the fused kernel does not return."""
+        """The attention weights of eq. 6 (B, H, N, N), which the fused kernel does not return."""
         q_BHNK, k_BHNK, _ = self.qkv_heads(x_BND, rope)
         return attention_weights(q_BHNK, k_BHNK, bias, self.scale)
 
     def cls_attention(self, x_BND: Tensor) -> Tensor:
-        """The first token's row of `weights` (B, H, N), without positions."""
+        """The attention weights of the first token (B, H, N), without rotation and bias."""
         if not is_plain(self.qkv):
             return self.weights(x_BND)[:, :, 0]
         width = x_BND.shape[-1]
@@ -107,7 +117,7 @@ class Attention(nn.Module):
         return _cls_attention(q_BHK * scale, self.qkv.weight[width : 2 * width], x_BND)
 
     def steps(self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> dict[str, Tensor]:
-        """Eqs. 5 to 8 one by one, computed separately from the fused kernel."""
+        """Compute eqs. 5 to 8 one by one, separately from the fused kernel; names as in `Activations.steps`."""
         q_BHNK, k_BHNK, v_BHNK = self.qkv_heads(x_BND, rope)
         scores_BHNN = attention_scores(q_BHNK, k_BHNK, bias, self.scale)
         weights_BHNN = scores_BHNN.softmax(-1)
@@ -127,30 +137,29 @@ class Attention(nn.Module):
         self, x_BND: Tensor, rope: Tensor | None, queries: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of all heads, (B, H, Q or N, K)."""
+        batch, tokens, width = x_BND.shape
+        heads = (self.heads, width // self.heads)
         if queries is None or not is_plain(self.qkv):
-            q_BHNK, k_BHNK, v_BHNK = self._split(self.qkv(x_BND), parts=3)
-            q_BHNK = q_BHNK[:, :, :queries]
+            qkv_BNE = self.qkv(x_BND)
+            q_BHQK, k_BHNK, v_BHNK = qkv_BNE.view(batch, tokens, 3, *heads).permute(2, 0, 3, 1, 4).unbind(0)
+            q_BHQK = q_BHQK[:, :, :queries]
         else:
-            width, weight, bias = x_BND.shape[-1], self.qkv.weight, self.qkv.bias
+            weight, bias = self.qkv.weight, self.qkv.bias
             q_bias, kv_bias = (None, None) if bias is None else (bias[:width], bias[width:])
-            (q_BHNK,) = self._split(F.linear(x_BND[:, :queries], weight[:width], q_bias), parts=1)
-            k_BHNK, v_BHNK = self._split(F.linear(x_BND, weight[width:], kv_bias), parts=2)
+            q_BHQK = F.linear(x_BND[:, :queries], weight[:width], q_bias).unflatten(-1, heads).transpose(1, 2)
+            kv_BNE = F.linear(x_BND, weight[width:], kv_bias)
+            k_BHNK, v_BHNK = kv_BNE.view(batch, tokens, 2, *heads).permute(2, 0, 3, 1, 4).unbind(0)
         if rope is not None:
-            q_BHNK, k_BHNK = rotate(q_BHNK, rope[:, :queries]), rotate(k_BHNK, rope)
-        return q_BHNK, k_BHNK, v_BHNK
-
-    def _split(self, x_BNE: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """Views (B, H, N, K) of the queries, keys or values that are concatenated in the last dimension."""
-        batch, tokens, wide = x_BNE.shape
-        return (
-            x_BNE.view(batch, tokens, parts, self.heads, wide // parts // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        )
+            q_BHQK, k_BHNK = rotate(q_BHQK, rope[:, :queries]), rotate(k_BHNK, rope)
+        return q_BHQK, k_BHNK, v_BHNK
 
 
 class SeparateAttention(nn.Module):
-    """The same as an `Attention`, for export: a matrix each for queries, keys and values, with the scale in that of the
-    queries, and eqs. 6 and 7 as they stand. Runtimes fuse these steps by themselves, and need not copy queries, keys
-    and values out of one tensor. For inference only."""
+    """`Attention` for export, inference only: one matrix each for queries, keys and values, and eqs. 6 and 7 without
+    fusion. The scale of eq. 6 is part of the query matrix.
+
+    ONNX Runtime and OpenVINO fuse these steps themselves, and need not copy queries, keys and values out of one tensor.
+    """
 
     def __init__(self, fused: Attention) -> None:
         super().__init__()
@@ -183,29 +192,28 @@ class SeparateAttention(nn.Module):
 
 
 def separate_(model: nn.Module) -> None:
-    """Replace every `Attention` by a `SeparateAttention`, in place; but not what somebody has derived from it or hooked
-    into it."""
+    """Replace every `Attention` by a `SeparateAttention`, in place. Subclasses and modules with hooks stay."""
     for part in model.modules():
         for name, child in part.named_children():
-            if type(child) is Attention and not _has_hooks(child) and is_plain(child.qkv):
+            if isinstance(child, Attention) and is_plain(child, Attention) and is_plain(child.qkv):
                 setattr(part, name, SeparateAttention(child))
 
 
 def _frozen_linear(weight: Tensor, bias: Tensor | None, scale: float) -> nn.Linear:
-    """A linear layer with these weights times a number, without gradients; where that is 1, they are not copied."""
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    """A linear layer with scaled weights and without gradients. With scale 1 it shares the weights."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None:
-            setattr(made, name, nn.Parameter(tensor if scale == 1 else tensor * scale, requires_grad=False))
-    return made
+            setattr(linear, name, nn.Parameter(tensor if scale == 1 else tensor * scale, requires_grad=False))
+    return linear
 
 
 def _cls_attention(q_BHK: Tensor, keys_DD: Tensor, x_BND: Tensor) -> Tensor:
-    """What scaled queries of one token pay to all tokens (B, H, N), for little work: q (W x) = (W^T q) x needs no keys,
-    and their bias adds the same to all logits."""
+    """The attention of one token to all tokens (B, H, N) from its scaled queries, without computing keys: q (W x) =
+    (W^T q) x. The bias of the keys adds the same to all logits, so the softmax does not depend on it."""
     keys_HKD = keys_DD.unflatten(0, (q_BHK.shape[1], -1))
-    asked_BHD = (q_BHK.transpose(0, 1) @ keys_HKD).transpose(0, 1)
-    return (asked_BHD @ x_BND.transpose(1, 2)).softmax(dim=-1)
+    projected_BHD = (q_BHK.transpose(0, 1) @ keys_HKD).transpose(0, 1)
+    return (projected_BHD @ x_BND.transpose(1, 2)).softmax(dim=-1)
 
 
 def attention_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None, scale: float | None = None) -> Tensor:
@@ -214,7 +222,7 @@ def attention_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None, scale
 
 
 def attention_scores(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None, scale: float | None = None) -> Tensor:
-    """What the softmax of eq. 6 is of: q k^T / sqrt(K) (B, H, Q, N), with a bias or a mask."""
+    """The scores q k^T / sqrt(K) of eq. 6 before the softmax (B, H, Q, N), with a bias or a mask."""
     scale = q_BHQK.shape[-1] ** -0.5 if scale is None else scale
     scores_BHQN = (q_BHQK if scale == 1 else q_BHQK * scale) @ k_BHNK.transpose(-2, -1)
     if bias is not None:
@@ -231,7 +239,7 @@ def rotate(x_BHNK: Tensor, rope: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """Two layers with one non-linearity between them (section 3.1), the same for every token."""
+    """Two linear layers with one non-linearity between them (section 3.1), applied to each token."""
 
     def __init__(self, *, width: int, hidden: int, activation: str, dropout: float, bias: bool = True) -> None:
         super().__init__()
@@ -246,7 +254,7 @@ class MLP(nn.Module):
         return drop(self.fc2(hidden_BNM), self.dropout, self.training)
 
     def steps(self, x_BND: Tensor) -> dict[str, Tensor]:
-        """The hidden layer, its activation and the output."""
+        """Compute the hidden layer, its activation and the output; names as in `Activations.steps`."""
         z1_BNM = self.fc1(x_BND)
         activated_BNM = activate(z1_BNM, self.activation, fresh=False)
         return {"z1": z1_BNM, "activated": activated_BNM, "z2": self.fc2(activated_BNM)}
@@ -269,19 +277,19 @@ class AttentionPool(nn.Module):
         return self.project(F.scaled_dot_product_attention(*self.qkv_heads(x_BND)))
 
     def qkv_heads(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The learned query, keys and values, (B, H, 1 or N, D / H)."""
+        """The learned query, the keys and the values, (B, H, 1 or N, K)."""
         query = self.q(self.latent).expand(x_BND.shape[0], -1, -1)
         key, value = self.kv(x_BND).chunk(2, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value))
         return q, k, v
 
     def project(self, heads_BH1K: Tensor) -> Tensor:
-        """The projected outputs of the heads, (B, D)."""
+        """Project the outputs of the heads and apply the MLP: (B, D)."""
         y_B1D = self.proj(heads_BH1K.transpose(1, 2).flatten(2))
         return (y_B1D + self.mlp(self.norm(y_B1D)))[:, 0]
 
     def weights(self, x_BND: Tensor) -> Tensor:
-        """Attention weights of the query (B, H, 1, N), computed separately from the fused kernel."""
+        """The attention weights of the query (B, H, 1, N), computed separately from the fused kernel."""
         q, k, _ = self.qkv_heads(x_BND)
         return attention_weights(q, k, None)
 
@@ -310,7 +318,7 @@ class LayerScale(nn.Module):
 
 
 def drop(x: Tensor, probability: float, training: bool) -> Tensor:
-    """Dropout. A function instead of a module, because inactive modules cost as much time as small layers."""
+    """Dropout. Without the check, an inactive call costs as much time as a small layer."""
     return F.dropout(x, probability) if training and probability else x
 
 
@@ -333,50 +341,46 @@ def drop_tokens(z_BTD: Tensor, prefix: int, share: float) -> Tensor:
 
 
 class TokenBatchNorm(nn.BatchNorm1d):
-    """BatchNorm instead of LayerNorm: statistics per feature over images and tokens, not per token over features."""
+    """BatchNorm of tokens: statistics per feature over images and tokens, where LayerNorm has them per token."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.flatten(0, -2)).view_as(input)
 
 
-def make_norm(kind: str, width: int, epsilon: float) -> nn.Module:
-    return nn.LayerNorm(width, eps=epsilon) if kind == "layer" else TokenBatchNorm(width, eps=epsilon)
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "batch": TokenBatchNorm}
+"""The norms of tokens by the names of the setting `norm`."""
 
 
-def is_plain(linear: nn.Module) -> bool:
-    """Whether this is torch's own linear layer without hooks. Only then may its weights be used directly or its output
-    be overwritten; adapters, quantised layers and layers with hooks are called as usual."""
-    return type(linear) is nn.Linear and not _has_hooks(linear)
+def is_plain(layer: nn.Module, layer_type: type[nn.Module] = nn.Linear) -> bool:
+    """Whether `layer` is exactly of this type (no adapter, no quantised layer) and has no hooks. Only the weights of
+    such a layer may be used without calling it, and only its output may be overwritten."""
+    has_hooks = layer._forward_pre_hooks or layer._forward_hooks or layer._backward_pre_hooks or layer._backward_hooks
+    return type(layer) is layer_type and not has_hooks
 
 
-def _has_hooks(part: nn.Module) -> bool:
-    return bool(part._forward_pre_hooks or part._forward_hooks or part._backward_pre_hooks or part._backward_hooks)
+def activate(x: Tensor, name: str, *, fresh: bool) -> Tensor:
+    """Apply the non-linearity `name`, in place if `x` is `fresh` (not used elsewhere) and no gradient needs it.
 
-
-def activate(x: Tensor, kind: str, *, fresh: bool) -> Tensor:
-    """The non-linearity `kind` of `x`.
-
-    If `x` is `fresh` (not used elsewhere) and no gradient needs it, it is computed in place: page faults of a new
-    tensor as large as the MLP's hidden layer cost more than the function itself.
+    The page faults of a new tensor as large as the MLP's hidden layer cost more than the non-linearity itself.
     """
     in_place = fresh and not (torch.is_grad_enabled() and x.requires_grad)
-    match kind:
+    match name:
         case "relu":
             return F.relu(x, inplace=in_place)
         case "tanh":
             return x.tanh_() if in_place else x.tanh()
         case "gelu" | "gelu-tanh":
-            approximate = "tanh" if kind == "gelu-tanh" else "none"
+            approximate = "tanh" if name == "gelu-tanh" else "none"
             gelu = torch.ops.aten.gelu_ if in_place else F.gelu
             return gelu(x, approximate=approximate)
         case "quick-gelu":  # the sigmoid approximation of iGPT and CLIP
             return x * torch.sigmoid(1.702 * x)
-    raise ValueError(kind)
+    raise ValueError(name)
 
 
 class EmbeddingHead(nn.Sequential):
-    """A linear layer to the width of the embedding and BatchNorm, which removes what all images have in common (the
-    last two layers of arXiv 1801.07698)."""
+    """A linear layer to the width of the embedding, and BatchNorm, which removes the features that all images share
+    (the last two layers of arXiv 1801.07698)."""
 
     def __init__(self, width: int, embedding: int) -> None:
         super().__init__(nn.Linear(width, embedding, bias=False), nn.BatchNorm1d(embedding))
@@ -387,7 +391,7 @@ class EmbeddingHead(nn.Sequential):
         return cast(tuple[nn.Linear, nn.BatchNorm1d], tuple(self))
 
     def forward(self, input: Tensor) -> Tensor:
-        """A single image has no statistics of its own: in training, too, it is normalised by the running ones."""
+        """In training, a batch of one image is normalised by the running statistics: it has none of its own."""
         linear, norm = self.parts
         if not self.training or len(input) > 1:
             return norm(linear(input))
@@ -396,7 +400,7 @@ class EmbeddingHead(nn.Sequential):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Keep the scale of the features; the norm begins as the identity."""
+        """Initialise so that the embedding has the scale of the features and the norm is the identity."""
         linear, norm = self.parts
         nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
         norm.reset_parameters()

@@ -24,7 +24,7 @@ class Coarse(Model[CoarseConfig]):
         means_BF = F.adaptive_avg_pool2d(images_BCHW, self.config.cells).flatten(1)
         features_BD = F.gelu(self.hidden(means_BF))
         if activations is not None:
-            activations.keep(0, features_BD)
+            activations.record_output(0, features_BD)
         return self._classify(features_BD, activations)
 
     @torch.no_grad()

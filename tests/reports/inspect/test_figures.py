@@ -30,7 +30,7 @@ class OneConvolution(Model):
 
     def forward(self, images_BCHW, activations=None):
         features = self.convolution(images_BCHW)
-        activations.keep(0, features)
+        activations.record_output(0, features)
         return features.mean((2, 3))
 
 

@@ -73,13 +73,14 @@ def test_half_of_the_patches_are_corrupted_in_the_papers_shares():
     objective = masked()
     seen = {}
 
-    def keep(x_BND, *_):
-        seen["corrupted"] = x_BND
-        return torch.zeros(len(x_BND), objective.model.config.tokens, 64)
-
     images = torch.rand(64, 3, 32, 32) * 2 - 1
     clean = objective.model.patch_embed(images)
-    objective.model.assemble = keep
+
+    def encode_patches(_images, change):
+        seen["corrupted"] = change(clean)
+        return torch.zeros(64, 64, 64)
+
+    objective.model.encode_patches = encode_patches
     objective.mask_token.data.fill_(7.0)
     _, _, corrupted = objective.predict(images, torch.rand(3, 64, 64))
     assert (corrupted.sum(1) == 32).all()

@@ -276,7 +276,7 @@ def prove(_settings: dict[str, Any], _images: Images, _bundles: list[Path], _fol
     z_1ND = model.patch_embed(images).detach()
 
     def first_layer(pixels: Tensor) -> Tensor:
-        return block(model.assemble(model.patch_embed(pixels)))[:, prefix:]
+        return block(model.embed(pixels))[:, prefix:]
 
     layers: dict[str, Callable[[Tensor], Tensor]] = {"norm": block.norm1, "mlp": block.mlp, "attention": block.attn}
     reach = {name: reached_tokens(layer, z_1ND, lambda gradient: gradient) for name, layer in layers.items()}

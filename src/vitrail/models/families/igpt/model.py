@@ -8,7 +8,6 @@ Shapes: B images, N pixels in raster order, D width, P colours, K classes.
     logits = norm(z_L) W                     over the palette for each next pixel; or over classes, of the mean token
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import cast
@@ -35,14 +34,13 @@ class PixelBlock(nn.Module):
     def __init__(self, config: IGPTConfig) -> None:
         super().__init__()
         c = config
-        self.dropout = c.dropout
         self.norm1 = nn.RMSNorm(c.width, eps=c.norm_epsilon)
-        self.attn = Attention(width=c.width, heads=c.heads, qkv_bias=c.bias, proj_bias=c.bias)
+        self.attn = Attention(width=c.width, heads=c.heads, qkv_bias=c.bias, proj_bias=c.bias, dropout=c.dropout)
         self.norm2 = nn.RMSNorm(c.width, eps=c.norm_epsilon)
         self.mlp = MLP(width=c.width, hidden=c.mlp, activation="quick-gelu", dropout=c.dropout, bias=c.bias)
 
     def forward(self, z_BND: Tensor, mask: Tensor | None) -> Tensor:
-        z_BND = z_BND + drop(self.attn(self.norm1(z_BND), bias=mask), self.dropout, self.training)
+        z_BND = z_BND + self.attn(self.norm1(z_BND), bias=mask)
         return z_BND + self.mlp(self.norm2(z_BND))
 
     def steps(self, z_BND: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
@@ -91,11 +89,11 @@ class IGPT(Model[IGPTConfig]):
         for layer, block in enumerate(self.blocks):
             if activations is not None and activations.wants_attention(layer):
                 activations.attention[layer] = block.attn.weights(block.norm1(z_BND), bias=self.mask)
-            if activations is not None:
-                activations.keep_inside(layer, functools.partial(block.steps, z_BND, self.mask))
+            if activations is not None and layer in activations.inside:
+                activations.record_steps(layer, block.steps(z_BND, self.mask))
             z_BND = self.run_block(block, z_BND, self.mask)
             if activations is not None:
-                activations.keep(layer, z_BND)
+                activations.record_output(layer, z_BND)
         return self.read(z_BND, activations)
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:

@@ -51,7 +51,7 @@ class LSTM(Model[LSTMConfig]):
                 x_BND = drop(x_BND, self.config.dropout, self.training)
             x_BND, (last_LBS, _) = recurrent(x_BND)
             if activations is not None:
-                activations.keep(layer, x_BND)
+                activations.record_output(layer, x_BND)
         return self._classify(last_LBS.transpose(0, 1).flatten(1), activations)
 
     @torch.no_grad()

@@ -64,7 +64,7 @@ class Mixer(Model[MixerConfig]):
         for layer, block in enumerate(self.blocks):
             x_BND = self.run_block(block, x_BND)
             if activations is not None:
-                activations.keep(layer, x_BND)
+                activations.record_output(layer, x_BND)
         return self.read(x_BND, activations)
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:

@@ -36,7 +36,7 @@ class PixelMLP(Model[MLPConfig]):
             x_BD = activate(linear(x_BD), self.config.activation, fresh=is_plain(linear))
             x_BD = drop(x_BD, self.config.dropout, self.training)
             if activations is not None:
-                activations.keep(layer, x_BD)
+                activations.record_output(layer, x_BD)
         return self.read(x_BD, activations)
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:

@@ -55,7 +55,7 @@ class ResNet(Model[ResNetConfig]):
         for layer, unit in enumerate(unit for stage in self.stages for unit in stage.blocks):
             x_BCHW = self.run_block(unit, x_BCHW)
             if activations is not None:
-                activations.keep(layer, x_BCHW)
+                activations.record_output(layer, x_BCHW)
         x_BCHW = self.norm(x_BCHW)
         return self._classify(x_BCHW.mean(dim=(2, 3)), activations)
 

@@ -1,14 +1,14 @@
 """Recording the inside of an encoder layer, computed separately from the fused kernel.
 
-Shapes: B images, T tokens, D width, H heads.
+Shapes: B images, T tokens, Q computed tokens, D width.
 """
 
-import functools
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from vitrail.models.activations import Activations
+from vitrail.models.families.vit.merging import Groups, spread
 
 if TYPE_CHECKING:
     from vitrail.models.families.vit.model import Block
@@ -18,25 +18,34 @@ def record_layer(
     activations: Activations,
     layer: int,
     block: "Block",
-    z_BTD: Tensor,
+    input_BTD: Tensor,
+    output_BQD: Tensor,
     rope: Tensor | None,
     bias: Tensor | None,
+    groups: Groups | None,
     *,
     merges: bool,
 ) -> None:
-    """Record the attention and the steps of a layer, as far as they are asked for, from its input of all tokens.
+    """Record the attention, the steps and the output of a layer, as far as `activations` asks for them.
 
-    Merged tokens are equal tokens in it: each gets the share of the group's attention that log(size) gives it.
+    All tokens are recorded: an output of [CLS] alone is computed again for every token, and merged tokens are recorded
+    as equal tokens, each with the share of its group's attention that log(size) gives it.
     """
+    tokens_BTD, token_bias = spread(input_BTD, groups), bias if groups is None else None
     if activations.wants_attention(layer):
-        activations.attention[layer] = block.attention(z_BTD, rope, bias)
-    if layer in activations.inside and merges:
-        activations.steps[f"blocks.{layer}.merged"] = z_BTD
-    activations.keep_inside(layer, functools.partial(block_steps, block, z_BTD, rope, bias))
+        activations.attention[layer] = block.attention(tokens_BTD, rope, token_bias)
+    if layer in activations.inside:
+        if merges:
+            activations.steps[f"blocks.{layer}.merged"] = tokens_BTD
+        activations.record_steps(layer, block_steps(block, tokens_BTD, rope, token_bias))
+    if layer in activations.layers:
+        has_all_tokens = output_BQD.shape[1] == input_BTD.shape[1]
+        output_BTD = output_BQD if has_all_tokens else block(input_BTD, rope, bias)
+        activations.record_output(layer, spread(output_BTD, groups))
 
 
 def block_steps(block: "Block", z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> dict[str, Tensor]:
-    """Every step of a layer by its name (see `Activations.steps`).
+    """Compute every step of a layer, by its name in `Activations.steps`.
 
     In the original encoder (post-norm), `norm1` and `norm2` follow the residual connections.
     """

@@ -118,7 +118,7 @@ class ViTWalkthrough(Walkthrough[ViT]):
         is_pre = c.norm_order == "pre"
         attention_input, mlp_input = ("n", "n'") if is_pre else ("z", "n")
         residual, residual_of_middle = (" + z", " + z'") if c.residual else ("", "")
-        bias = " + B" if self.model.bias(layer) is not None else ""
+        bias = "" if self.model.attention_terms(layer)[1] is None else " + B"
         score = "q k^T / sqrt(d)" if c.attention_scale is None else f"{c.attention_scale:g} * q k^T"
         attention = {
             **{part: f"{part} = {attention_input} W_{part}{f' + b_{part}' if c.qkv_bias else ''}" for part in "qkv"},

@@ -1,0 +1,107 @@
+"""The Vision Transformer besides its equations: initial weights, fixed tables, resizing, hooks for other packages.
+
+Shapes: N patches, T tokens with [CLS] and registers.
+"""
+
+from typing import TYPE_CHECKING, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.core.settings import Pair
+from vitrail.models.base import Layout, Model, Reads
+from vitrail.models.device import evaluating
+from vitrail.models.families.vit.attention_mask import attention_mask
+from vitrail.models.families.vit.config import ResizeRule, ViTConfig
+from vitrail.models.families.vit.merging import chessboard
+from vitrail.models.initialise import initialise_attention_, initialise_mlp_, lecun_normal_
+from vitrail.models.layers import AttentionPool, PatchEmbed, PreLogits
+from vitrail.models.positions.base import Position
+
+if TYPE_CHECKING:
+    from vitrail.models.families.vit.model import Block, ViT
+
+
+class ViTHooks(Model[ViTConfig]):
+    """Base class of `ViT`, which has the equations."""
+
+    blocks: "list[Block]"  # a ModuleList, which cannot say what it holds
+    patch_embed: PatchEmbed
+    position: Position
+    norm: nn.Module
+    attn_pool: AttentionPool
+    """With `pool="map"`."""
+    pre_logits: PreLogits
+    """With a representation layer."""
+    reg_token: nn.Parameter
+    """With registers."""
+    mask: Tensor | None
+    """Boolean mask (T, T) of the tokens that each token attends to; None with global attention."""
+    board: Tensor | None
+    """Order of the patches for token merging (N,), see `chessboard`; None without merging."""
+    projection = "patch_embed.proj"
+    reads_layers = True
+    opens_blocks = True
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Initialise as the paper's code does (vision_transformer, `vit_jax/models_vit.py`); [CLS] stays zero."""
+        self.position.init_weights(cast("ViT", self))
+        if hasattr(self, "reg_token"):
+            nn.init.normal_(self.reg_token, std=1e-6)  # arXiv 2309.16588 starts registers as DINOv2 starts [CLS]
+        # Convolutions and pre-logits keep flax's default: lecun_normal, zero bias.
+        lecun_normal_(self.patch_embed.proj)
+        if self.config.representation != "none":
+            lecun_normal_(self.pre_logits.fc)
+        for block in self.blocks:
+            initialise_attention_(block.attn.qkv, parts=3)
+            initialise_attention_(block.attn.proj, parts=1)
+            initialise_mlp_(block.mlp)
+        if self.config.pool == "map":  # big_vision, MAPHead
+            nn.init.xavier_uniform_(self.attn_pool.latent[0])
+            for linear, parts in ((self.attn_pool.q, 1), (self.attn_pool.kv, 2), (self.attn_pool.proj, 1)):
+                initialise_attention_(linear, parts)
+            initialise_mlp_(self.attn_pool.mlp)
+        self.zero_head()
+
+    def make_tables(self) -> dict[str, Tensor | None]:
+        """The fixed tables of the position embedding, the attention mask, and the order of patches for merging."""
+        c = self.config
+        mask = attention_mask(c) if c.attention != "global" else None
+        return {**self.position.tables(), "mask": mask, "board": chessboard(c.grid) if c.merge else None}
+
+    @torch.no_grad()
+    def resize(self, resolution: int | Pair, rule: ResizeRule | None = None) -> Self:
+        """Return a copy of this model for another resolution or aspect ratio, on the same device.
+
+        Learned position embeddings of patches are interpolated by `rule` (default: the configuration's), which the
+        copy's configuration records. All other parameters are the same.
+        """
+        old = self.config
+        new = old.replace(resolution=resolution, resize_rule=rule or old.resize_rule)
+        self.position.check_resize(new)
+        tensors = {}
+        for name, tensor in self.state_dict().items():
+            leaf = name.rpartition(".")[2]
+            is_learned = leaf in self.position.learned
+            tensors[name] = self.position.resized(leaf, tensor, new) if is_learned else tensor.clone()
+        return self.rebuild(new, tensors)
+
+    # Hooks for other packages
+
+    def layout(self) -> Layout:
+        c = self.config
+        step = (c.step[0] * c.canvas_scale, c.step[1] * c.canvas_scale)
+        reads: dict[str, Reads] = {"cls": "[CLS]", "gap": "mean", "map": "pool"}
+        allowed = None if self.mask is None else self.mask[c.prefix :, c.prefix :].cpu().numpy()
+        return Layout(c.grid, step, c.prefix, reads[c.pool], allowed, merges=bool(c.merge), residual=c.residual)
+
+    def normalise_layer(self, output: Tensor) -> Tensor:
+        with evaluating(self.norm):  # analysing a layer must not change the statistics of BatchNorm
+            return self.norm(output)
+
+    def replace_head(self, classes: int, *, embedding: int = 0) -> None:
+        if self.config.representation != "none":
+            self.config = self.config.replace(representation="none")
+            del self.pre_logits
+        super().replace_head(classes, embedding=embedding)
