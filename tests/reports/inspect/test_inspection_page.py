@@ -136,9 +136,9 @@ def test_a_model_that_predicts_pixels_has_no_answer(tmp_path):
     document = write_page(found, tmp_path / "out")
     assert document["pictures"][0]["predictions"] == []
     reasons = {row["panel"]: row["reason"] for row in document["absent"]}
-    assert "no class" in reasons["evidence"]
-    assert "one place later" in reasons["reach"]
-    assert "no class to ask about" in (tmp_path / "out" / "index.html").read_text()
+    assert "has no classes" in reasons["evidence"]
+    assert "one position later" in reasons["reach"]
+    assert "predicts pixels and has no classes" in (tmp_path / "out" / "index.html").read_text()
 
 
 def test_every_word_is_in_both_languages():
@@ -159,7 +159,7 @@ def test_a_page_that_would_be_too_large_keeps_less(found, monkeypatch, tmp_path)
         (sizes[0], None),
         (sizes[0] - 1, None),
         (sizes[1], "the mean over heads"),
-        (1000, "patches cannot be asked"),
+        (1000, "patches cannot be selected"),
     ):
         monkeypatch.setattr("vitrail.reports.inspect.inspection_page.LIMIT", limit)
         write_page(found, tmp_path / "out", force=True)

@@ -1,11 +1,11 @@
-// Attention under the pointer. Maps travel as 8-bit images: row h*Q+q is what token q of head h looks at, in levels of
-// square roots of shares of the row's largest value, which stands in `peaks`: one for [CLS] and registers, one for
-// patches. `read` is what the classification head reads ([CLS], else the mean patch).
-const state = { image: 0, layer: 0, head: 0, patch: null, way: "from", held: false };
+// Show the attention of the patch under the pointer. Attention is encoded as 8-bit images: row h*Q+q is the attention of
+// token q in head h, as square roots of values relative to the row's maximum. `peaks` has two maxima per row: one for
+// [CLS] and registers, one for patches. `read` is the attention of the classifier's input ([CLS] or the mean patch).
+const state = { image: 0, layer: 0, head: 0, patch: null, direction: "from", isHeld: false };
 const decoded = new Map();
 
-// The numbers of one image, as bytes, one for each pixel.
-async function bytes(source) {
+// The pixels of a grey image, as bytes.
+async function decodeImage(source) {
   const image = new Image();
   image.src = source;
   await image.decode();
@@ -14,55 +14,55 @@ async function bytes(source) {
   const context = canvas.getContext("2d", { willReadFrequently: true });
   context.drawImage(image, 0, 0);
   const rgba = context.getImageData(0, 0, image.width, image.height).data;
-  const found = new Uint8Array(image.width * image.height);
-  for (let i = 0; i < found.length; i++) found[i] = rgba[4 * i];
-  return { found, tokens: image.width };
+  const values = new Uint8Array(image.width * image.height);
+  for (let i = 0; i < values.length; i++) values[i] = rgba[4 * i];
+  return { bytes: values, tokens: image.width };
 }
 
-// Every layer of an image, decoded once.
+// All layers of an image, decoded once.
 function layersOf(number) {
   if (!decoded.has(number)) {
     decoded.set(number, Promise.all(data.images[number].layers.map(async ({ layer, read, all }) => {
-      const open = async (packed) => packed && { ...packed, ...(await bytes(packed.image)) };
+      const open = async (packed) => packed && { ...packed, ...(await decodeImage(packed.image)) };
       return { layer, read: await open(read), all: await open(all) };
     })));
   }
   return decoded.get(number);
 }
 
-// What every head of a layer shows for the token that is asked: values over the grid, and over how many they are spread.
+// The map of every head for the selected token: values over the grid, and the number of patches they may cover.
 function mapsOf({ read, all }) {
   const { prefix, grid, allowed } = data, count = grid[0] * grid[1];
-  const asked = state.patch === null ? 0 : prefix + state.patch;
-  const isRead = !all || (state.patch === null && way() === "from");
-  const { heads, rows, peaks, found, tokens } = isRead ? read : all;
-  const among = allowed && state.patch !== null ? allowed[way()][state.patch] : count;
+  const token = state.patch === null ? 0 : prefix + state.patch;
+  const isRead = !all || (state.patch === null && direction() === "from");
+  const { heads, rows, peaks, bytes, tokens } = isRead ? read : all;
+  const allowedCount = allowed && state.patch !== null ? allowed[direction()][state.patch] : count;
   return Array.from({ length: heads }, (_, head) => {
     const values = new Float64Array(count);
     for (let n = 0; n < count; n++) {
-      const from = isRead ? 0 : way() === "from" ? asked : prefix + n;
-      const to = isRead || way() === "from" ? prefix + n : asked;
+      const from = isRead ? 0 : direction() === "from" ? token : prefix + n;
+      const to = isRead || direction() === "from" ? prefix + n : token;
       const row = head * rows + from;
-      values[n] = (found[row * tokens + to] / data.levels) ** 2 * peaks[to < prefix ? 0 : 1][row];
+      values[n] = (bytes[row * tokens + to] / data.levels) ** 2 * peaks[to < prefix ? 0 : 1][row];
     }
-    return { values, tokens, among, isMean: !isRead && heads < read.heads };
+    return { values, tokens, allowedCount, isMean: !isRead && heads < read.heads };
   });
 }
 
-// Nobody looks at a mean: who looks at it can only be asked of a token.
-function way() { return state.patch === null && data.reads !== "[CLS]" ? "from" : state.way; }
+// Only a token can be attended to, not a mean of tokens.
+function direction() { return state.patch === null && data.reads !== "[CLS]" ? "from" : state.direction; }
 
-function entropy({ values, among }) {
+function entropy({ values, allowedCount }) {
   const sum = values.reduce((a, b) => a + b, 0) || 1;
-  return -values.reduce((a, v) => a + (v > 0 ? (v / sum) * Math.log(v / sum) : 0), 0) / Math.log(Math.max(among, 2));
+  return -values.reduce((a, v) => a + (v > 0 ? (v / sum) * Math.log(v / sum) : 0), 0) / Math.log(Math.max(allowedCount, 2));
 }
 
-const say = (name) => data.messages[root.lang][name];
-const spoken = (element) => [...element.querySelectorAll(`.${root.lang}`)].map((part) => part.textContent).join("");
-const cells = [];  // by layer and head: { button, canvas, words }
+const t = (name) => data.messages[root.lang][name];
+const textOf = (element) => [...element.querySelectorAll(`.${root.lang}`)].map((part) => part.textContent).join("");
+const cells = [];  // by layer and head: { button, canvas, note }
 
-// The small maps, made anew only where their number changes.
-function frame(layers, counts) {
+// Create the small maps again if their number changes.
+function createCells(layers, counts) {
   if (cells.length === layers.length && counts.every((count, n) => cells[n].length === count)) return;
   cells.length = 0;
   const box = $("heads"), most = Math.max(...counts);
@@ -72,45 +72,45 @@ function frame(layers, counts) {
   layers.forEach(({ layer }, n) => {
     box.append(label(layer));
     cells.push(Array.from({ length: counts[n] }, (_, head) => {
-      const button = document.createElement("button"), canvas = document.createElement("canvas"), words = document.createElement("small");
+      const button = document.createElement("button"), canvas = document.createElement("canvas"), note = document.createElement("small");
       button.type = "button"; button.className = "cell"; canvas.className = "map";
       button.onclick = () => { state.layer = n; state.head = head; draw(); };
-      button.append(canvas, words);
+      button.append(canvas, note);
       box.append(button);
-      return { button, canvas, words };
+      return { button, canvas, note };
     }));
     for (let rest = counts[n]; rest < most; rest++) box.append(document.createElement("span"));
   });
 }
 
-let turn = 0;
+let drawing = 0;
 async function draw() {
-  const mine = ++turn;
+  const number = ++drawing;
   const layers = await layersOf(state.image);
-  if (mine !== turn) return;
-  const found = layers.map(mapsOf);
-  frame(layers, found.map((heads) => heads.length));
-  const chosen = Math.min(state.head, found[state.layer].length - 1);
-  const call = (n, head, isMean) => `${say("layer")} ${layers[n].layer}` + (isMean ? "" : ` · ${say("head")} ${data.heads[head]}`);
-  found.forEach((heads, n) => heads.forEach((map, head) => {
-    const { button, canvas, words } = cells[n][head];
+  if (number !== drawing) return;  // a later call draws
+  const maps = layers.map(mapsOf);
+  createCells(layers, maps.map((heads) => heads.length));
+  const shownHead = Math.min(state.head, maps[state.layer].length - 1);
+  const mapName = (n, head, isMean) => `${t("layer")} ${layers[n].layer}` + (isMean ? "" : ` · ${t("head")} ${data.heads[head]}`);
+  maps.forEach((heads, n) => heads.forEach((map, head) => {
+    const { button, canvas, note } = cells[n][head];
     paintHeat(canvas, map.values, data.grid, data.ramp);
-    words.textContent = entropy(map).toFixed(2);
-    button.title = call(n, head, map.isMean);
-    button.setAttribute("aria-label", `${button.title}, ${say("entropy-column")} ${words.textContent}`);
-    button.setAttribute("aria-pressed", String(n === state.layer && head === chosen));
+    note.textContent = entropy(map).toFixed(2);
+    button.title = mapName(n, head, map.isMean);
+    button.setAttribute("aria-label", `${button.title}, ${t("entropy-column")} ${note.textContent}`);
+    button.setAttribute("aria-pressed", String(n === state.layer && head === shownHead));
   }));
-  const map = found[state.layer][chosen], wide = data.grid[1];
+  const map = maps[state.layer][shownHead], wide = data.grid[1];
   const peak = paintHeat($("laid"), map.values, data.grid, data.ramp), sum = map.values.reduce((a, b) => a + b, 0);
   const row = Math.floor(state.patch / wide), column = state.patch % wide;
-  const who = state.patch === null ? spoken($("class")) : `${say("row")} ${row}, ${say("column")} ${column}`;
-  $("asked").textContent = `${who} · ${say(way())} · ${call(state.layer, chosen, map.isMean)}`
-    + ` · ${say("largest")} ${(peak * map.tokens).toFixed(1)} × ${say("uniform")} · ${say("entropy-column")} ${entropy(map).toFixed(2)}`
-    + (way() === "from" ? ` · ${say("on-patches")} ${(100 * sum).toFixed(0)} %` : "");
-  outline();
+  const tokenName = state.patch === null ? textOf($("class")) : `${t("row")} ${row}, ${t("column")} ${column}`;
+  $("asked").textContent = `${tokenName} · ${t(direction())} · ${mapName(state.layer, shownHead, map.isMean)}`
+    + ` · ${t("largest")} ${(peak * map.tokens).toFixed(1)} × ${t("uniform")} · ${t("entropy-column")} ${entropy(map).toFixed(2)}`
+    + (direction() === "from" ? ` · ${t("on-patches")} ${(100 * sum).toFixed(0)} %` : "");
+  markPatch();
 }
 
-function outline() {
+function markPatch() {
   const mark = $("mark"), [high, wide] = data.grid;
   mark.hidden = state.patch === null;
   if (mark.hidden) return;
@@ -118,42 +118,42 @@ function outline() {
   mark.style.left = `${(100 * (state.patch % wide)) / wide}%`; mark.style.top = `${(100 * Math.floor(state.patch / wide)) / high}%`;
 }
 
-function ask(patch, held) {
-  if (patch === state.patch && held === state.held) return;
-  state.patch = patch; state.held = held; draw();
+function showPatch(patch, isHeld) {
+  if (patch === state.patch && isHeld === state.isHeld) return;
+  state.patch = patch; state.isHeld = isHeld; draw();
 }
 
 const stage = $("stage");
-const canAsk = data.images[0].layers.every(({ all }) => all);
-if (canAsk) {
-  stage.onpointermove = (event) => { if (!state.held && event.pointerType === "mouse") ask(placeUnder(event, stage, data.grid), false); };
-  stage.onpointerleave = () => { if (!state.held) ask(null, false); };
+const hasPatches = data.images[0].layers.every(({ all }) => all);
+if (hasPatches) {
+  stage.onpointermove = (event) => { if (!state.isHeld && event.pointerType === "mouse") showPatch(positionUnder(event, stage, data.grid), false); };
+  stage.onpointerleave = () => { if (!state.isHeld) showPatch(null, false); };
   stage.onclick = (event) => {
-    const patch = placeUnder(event, stage, data.grid);
-    if (state.held && patch === state.patch) ask(patch, false);
-    else follow(patch);
+    const patch = positionUnder(event, stage, data.grid);
+    if (state.isHeld && patch === state.patch) showPatch(patch, false);
+    else followPatch(patch);
   };
   stage.onkeydown = (event) => {
-    if (event.key === "Escape") ask(null, false);
+    if (event.key === "Escape") showPatch(null, false);
     const [high, wide] = data.grid, middle = Math.floor(high / 2) * wide + Math.floor(wide / 2);
-    const next = placeBeside(state.patch ?? middle, event.key, data.grid);
+    const next = neighbour(state.patch ?? middle, event.key, data.grid);
     if (next === undefined) return;
     event.preventDefault();
-    follow(state.patch === null ? middle : next);
+    followPatch(state.patch === null ? middle : next);
   };
-  let begun = false;  // at first the page shows what the classifier reads
-  whenFollowed.push((patch) => { if (begun) ask(patch, true); begun = true; });
+  let isStarted = false;  // first, the page shows the input of the classifier
+  patchListeners.push((patch) => { if (isStarted) showPatch(patch, true); isStarted = true; });
 }
 for (const radio of document.querySelectorAll("input[name=way]")) {
-  radio.disabled = !canAsk;
-  radio.onchange = () => { state.way = radio.value; draw(); };
+  radio.disabled = !hasPatches;
+  radio.onchange = () => { state.direction = radio.value; draw(); };
 }
-$("class").onclick = () => ask(null, false);
+$("class").onclick = () => showPatch(null, false);
 state.layer = data.images[0].layers.length - 1;
-whenLanguage.push(draw);
-whenChosen.push((number) => {
+languageListeners.push(draw);
+imageListeners.push((number) => {
   stage.querySelector(".under").className = `under p${number}`;
   stage.setAttribute("aria-label", data.images[number].name);
-  state.image = number; state.patch = null; state.held = false;
+  state.image = number; state.patch = null; state.isHeld = false;
   draw();
 });
