@@ -106,7 +106,7 @@ def test_a_panel_of_another_package_that_cannot_be_imported_is_absent(toys, monk
 
 
 def test_a_panel_of_ours_that_cannot_be_imported_is_an_error(monkeypatch):
-    monkeypatch.setitem(PANELS._own, "maps", "nowhere:Maps")
+    monkeypatch.setitem(PANELS._built_ins, "maps", "nowhere:Maps")
     with pytest.raises(ImportError, match="nowhere"):
         compute_panels(vitrail.load("fashion"), CLOTHES[:1])
 
