@@ -240,7 +240,7 @@ def test_what_has_no_places_or_no_such_layer_is_refused():
     mlp, vit = create("MLP-Nano"), create("ViT-Nano/7", token_drop=0.5)
     images = torch.zeros(1, 1, 28, 28)
     for run in (mlp.layer_tokens, mlp.feature_maps):
-        with pytest.raises(UsageError, match=r"have places in the image, got family mlp. It has features\(\)"):
+        with pytest.raises(UsageError, match=r"have positions in the image, got family mlp. Use features\(\)"):
             run(images)
     assert mlp.features(images).shape == (1, 1200)
     with pytest.raises(UsageError, match="Layer must be from 0 to 3"):

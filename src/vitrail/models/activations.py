@@ -1,4 +1,4 @@
-"""Recorded activations: the intermediate results of a forward pass, which runs as usual, with fused kernels."""
+"""Recorded activations: the intermediate results of a forward pass, which keeps its fused kernels."""
 
 import dataclasses
 import functools
@@ -22,29 +22,34 @@ class Activations:
     """Intermediate results of a forward pass, by name, in the order of computation."""
 
     layers: frozenset[int]
-    """The recorded layers, from 0."""
+    """Indices of the recorded layers, from 0."""
     with_attention: bool = True
     """Whether the attention weights of these layers are recorded, too."""
     inside: frozenset[int] = frozenset()
-    """The Transformer layers whose every step is recorded, from 0."""
+    """Indices of the Transformer layers whose every step is recorded."""
     steps: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    """Intermediate results. Every family: `blocks.0` and so on, the outputs of the recorded layers, and `pooled`, the
-    input of the head. Models of patches: `patches` (flattened pixels, or features of a hybrid's stem) and `projected`.
-    Transformers: `tokens`, with positions. Of a layer of `inside`, say 0, in the order of eqs. 2, 3 and 5 to 8 of the
-    paper: `blocks.0.norm1`, `.q`, `.k`, `.v`, `.scores` (q k^T / sqrt(K), with biases), `.weights` (their softmax),
-    `.heads` (weights times v), `.msa` (heads together, projected), `.middle` (z', after the residual connection),
-    `.norm2`, `.z1` (the hidden layer of the MLP), `.activated` (its GELU) and `.z2` (the MLP's output). Tokens that the
-    model merges are recorded as equal tokens, each in its place; `blocks.0.merged` is what enters such a layer."""
+    """Intermediate results.
+
+    - Every family: `blocks.0`, `blocks.1`, ... (outputs of the recorded layers) and `pooled` (input of the head).
+    - Models of patches: `patches` (flattened pixels, or features of a hybrid's stem) and `projected`.
+    - Transformers: `tokens`, with positions.
+    - A layer of `inside`, for example 0, in the order of eqs. 2, 3 and 5 to 8 of the paper: `blocks.0.norm1`, `.q`,
+      `.k`, `.v`, `.scores` (q k^T / sqrt(K), with biases), `.weights` (softmax of the scores), `.heads` (weights times
+      v), `.msa` (projection of all heads), `.middle` (z', after the residual connection), `.norm2`, `.z1` (hidden layer
+      of the MLP), `.activated` (its GELU) and `.z2` (output of the MLP).
+    - Models that merge tokens: merged tokens are recorded as equal tokens, each in its position, and `blocks.0.merged`
+      is the input of layer 0."""
     attention: dict[int, Tensor] = dataclasses.field(default_factory=dict)
     """Attention weights (images, heads, queries, keys) of each recorded layer; rows sum to 1."""
     pooling: Tensor | None = None
     """Attention weights of attention pooling (images, heads, 1, keys), if the model has it."""
     logits: Tensor = dataclasses.field(default_factory=functools.partial(torch.empty, 0))
-    """Output of the model, bit for bit the same as without recording."""
+    """Output of the model, bit-identical to the output without recording."""
 
     def _repr_html_(self) -> str:
         rows = [(name, " x ".join(map(str, step.shape))) for name, step in self.steps.items()]
-        rows += [(f"attention[{layer}]", " x ".join(map(str, one.shape))) for layer, one in self.attention.items()]
+        for layer, weights in self.attention.items():
+            rows.append((f"attention[{layer}]", " x ".join(map(str, weights.shape))))
         rows.append(("logits", " x ".join(map(str, self.logits.shape))))
         return table(("step", "shape"), rows)
 
@@ -74,10 +79,10 @@ def look(
     """Run `model` on a batch of preprocessed `images` and return its intermediate results.
 
     `layers` are the blocks to record, from 0 (negative: from the last); default all. Their attention weights are
-    recomputed from the input of the fused kernel, so the kernel stays in use, the logits are bit-identical, and memory
-    grows only with the recorded layers; `attention=False` omits them. `inside` are layers of a Transformer whose every
-    step is recorded, from LayerNorm to the MLP (see `Activations.steps`); None means all. The model runs in evaluation
-    mode, and its mode is restored. `gradients=True` keeps what is needed to differentiate any of the results.
+    computed separately from the fused kernel: the logits are bit-identical, and memory grows only with the recorded
+    layers. `attention=False` omits the weights. `inside` are layers of a Transformer whose every step is recorded, from
+    LayerNorm to the MLP (see `Activations.steps`); None means all. The model runs in evaluation mode, and its mode is
+    restored. With `gradients=True`, the results can be differentiated.
 
         >>> model = vitrail.create("ViT-Nano/7")
         >>> activations = vitrail.look(model, torch.zeros(1, 1, 28, 28), layers=[0, -1])
@@ -93,7 +98,7 @@ def look(
 
 
 def count_from(what: str, number: int, count: int) -> int:
-    """The index of a layer (or head) from 0, where a negative one counts from the last (-1)."""
+    """Return the index from 0 of one of `count` layers (or heads); -1 is the last. `what` is its name in errors."""
     index = as_integer(number)
     if index is None:
         raise UsageError(f"{what} must be an integer, got {number!r}.")
@@ -103,7 +108,7 @@ def count_from(what: str, number: int, count: int) -> int:
 
 
 def count_all_from(what: str, numbers: Iterable[int], count: int) -> list[int]:
-    """The same for several."""
+    """`count_from` for each of `numbers`."""
     if not isinstance(numbers, Iterable):
         raise UsageError(f"{what}s must be a list of integers, got {numbers!r}.")
     return [count_from(what, number, count) for number in numbers]

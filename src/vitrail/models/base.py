@@ -20,12 +20,12 @@ Reads = Literal["[CLS]", "mean", "pool"]
 
 
 class Layout(NamedTuple):
-    """How the tokens of a model with attention correspond to the image, and which of them the head reads."""
+    """The tokens of a model with attention: their places in the image, and the input of the head."""
 
     grid: Pair
     """Rows and columns of patches (or pixels)."""
     step: Pair
-    """Pixels from one patch to the next."""
+    """Pixels from one patch to the next, vertically and horizontally."""
     prefix: int
     """Number of [CLS] and register tokens, which come first in the sequence."""
     reads: Reads
@@ -44,16 +44,15 @@ Config = TypeVar("Config", bound=ModelConfig)
 
 
 class Model(nn.Module, Generic[Config]):
-    """Base class of all families; `Model[ViTConfig]` is one with that configuration.
+    """Base class of all families; `Model[ViTConfig]` has a `ViTConfig` as its configuration.
 
-    A family must define `forward` and `init_weights`. The other methods have defaults that suit a network without
-    tokens.
+    A family must define `forward` and `init_weights`. The other methods have defaults for a network without tokens.
     """
 
     config: Config
     head: nn.Linear
-    """The linear head; in a model without classes an `EmbeddingHead`, or `nn.Identity` if it has none. An `nn.Linear`
-    of the same width may be assigned: the configuration then has its number of classes."""
+    """The linear head; in a model without classes, an `EmbeddingHead` or `nn.Identity`. Assigning an `nn.Linear` of the
+    same input width sets the configuration's number of classes."""
     head_width: int = 0
     """Width of the input of the head."""
     has_positional_weights = False
@@ -61,11 +60,11 @@ class Model(nn.Module, Generic[Config]):
     checkpoints_activations = False
     """Whether activation checkpointing is on."""
     projection: ClassVar[str] = ""
-    """Name of the convolution or projection that reads pixels as patches; empty for families without one."""
+    """Name of the module that projects patches of pixels; empty for families without one."""
     reads_layers: ClassVar[bool] = False
-    """Whether `read` makes logits of the output of any layer."""
+    """Whether `read` computes logits from the output of any layer."""
     opens_blocks: ClassVar[bool] = False
-    """Whether the steps inside a layer can be recorded: the blocks are those of a Transformer."""
+    """Whether the steps inside a layer can be recorded, as in the blocks of a Transformer."""
     after_blocks: ClassVar[tuple[str, ...]] = ("head.", "norm.", "pre_logits.", "attn_pool.")
     """Prefixes of the names of parameters that follow the last block."""
 
@@ -79,8 +78,10 @@ class Model(nn.Module, Generic[Config]):
             self._count_classes()
 
     def forward(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
-        """Logits (B, K), or features (B, D) of a model without a head. `activations` records intermediate results and
-        does not change them."""
+        """Return logits (B, K), or features (B, D) of a model without a head.
+
+        `activations` records intermediate results and does not change them.
+        """
         raise NotImplementedError
 
     def init_weights(self) -> None:
@@ -88,8 +89,8 @@ class Model(nn.Module, Generic[Config]):
         raise NotImplementedError
 
     def initialise(self) -> None:
-        """Call `init_weights`, unless the parameters are on the meta device: there it would only import more of torch,
-        which takes a second."""
+        """Call `init_weights`, except on the meta device: there it would only import more of torch, which takes a
+        second."""
         if next(self.parameters()).device.type != "meta":
             self.init_weights()
 
@@ -98,8 +99,11 @@ class Model(nn.Module, Generic[Config]):
         return {}
 
     def fill_tables(self) -> None:
-        """Set the fixed tables, on the device and in the dtype of the weights, outside of the state dict. On the meta
-        device they are not computed, so that building a model there allocates nothing."""
+        """Register the fixed tables as buffers outside of the state dict, on the device and in the dtype of the
+        weights.
+
+        On the meta device they are not computed: building a model there allocates nothing.
+        """
         weight, shapes = next(self.parameters()), self.config.tables
         tables: dict[str, Tensor | None] = dict.fromkeys(shapes)
         if weight.device.type == "meta":
@@ -122,7 +126,7 @@ class Model(nn.Module, Generic[Config]):
         return block(*arguments)
 
     def make_head(self, width: int, *, bias: bool = True) -> nn.Linear:
-        """The linear head; for a model without classes, its embedding or `nn.Identity`."""
+        """Create the linear head; for a model without classes, the `EmbeddingHead` or `nn.Identity`."""
         self.head_width = width
         if not self.config.classes:
             embedding = self.config.embedding
@@ -131,8 +135,8 @@ class Model(nn.Module, Generic[Config]):
 
     @torch.no_grad()
     def zero_head(self) -> None:
-        """Set the head, if there is one, to zero, as for fine-tuning (section 3.2). An embedding is initialised: of
-        zeros it would have no gradient."""
+        """Set the head to zero, as for fine-tuning (section 3.2). An embedding is initialised instead: zeros would have
+        no gradient."""
         if self.config.embedding:
             cast(EmbeddingHead, self.head).initialise()
             return
@@ -140,7 +144,7 @@ class Model(nn.Module, Generic[Config]):
             nn.init.zeros_(parameter)
 
     def _classify(self, pooled: Tensor, activations: Activations | None) -> Tensor:
-        """Apply the head to its input, and record both."""
+        """Apply the head to its input, and record input and logits."""
         logits = self.head(pooled)
         if activations is not None:
             activations.steps["pooled"], activations.logits = pooled, logits
@@ -149,11 +153,11 @@ class Model(nn.Module, Generic[Config]):
     # The head
 
     def reset_classifier(self, classes: int) -> None:
-        """Replace the head by a zero one for `classes` classes, in place, on the same device and in the same dtype. 0
-        leaves a model without a head.
+        """Replace the head by a zero head for `classes` classes, in place, on the same device and in the same dtype.
+        With 0 classes the model has no head.
 
-        The hidden layer of the pre-training head, if there is one, is dropped, and `config` says so. Create the
-        optimiser afterwards: the head has new parameters.
+        The hidden layer of the pre-training head is dropped, in the model and in `config`. Create the optimiser
+        afterwards: the head has new parameters.
 
             >>> model = vitrail.create("ViT-Nano/7", classes=1000)
             >>> model.reset_classifier(2)
@@ -163,8 +167,8 @@ class Model(nn.Module, Generic[Config]):
         self.replace_head(classes)
 
     def replace_head(self, classes: int, *, embedding: int = 0) -> None:
-        """`reset_classifier`, or for no classes an embedding of this width. Families with parts that only pre-training
-        needs drop them here."""
+        """Do `reset_classifier`; with 0 classes, the new head may be an embedding of this width. Families override it
+        to drop modules that only pre-training needs."""
         if not self.head_width:
             raise UsageError(f"Head must be one that make_head made, got another in family {self.config.family}.")
         self.config = self.config.replace(classes=classes, embedding=embedding)
@@ -173,10 +177,10 @@ class Model(nn.Module, Generic[Config]):
         self.zero_head()
 
     def _count_classes(self) -> None:
-        """Set the number of classes in the configuration to that of an assigned head.
+        """Copy the number of classes of an assigned head to the configuration.
 
-        A head that is not a linear layer of the right width leaves it as it is; saving such a model is an error. So
-        does the head of a model that predicts pixels, whose outputs are colours.
+        The configuration stays if the head is not a linear layer of the right width (saving such a model is an error)
+        or predicts the colours of pixels.
         """
         classes_by_type = {nn.Identity: 0}
         if type(self.head) is nn.Linear and self.head.in_features == self.head_width:
@@ -197,23 +201,25 @@ class Model(nn.Module, Generic[Config]):
         attention: bool = False,
         inside: Iterable[int] | None = (),
     ) -> Activations:
-        """Run the model as it is, in its present mode and with gradients unless they are switched off, and return its
-        intermediate results. `layers` are those to record, and `inside` those to record step by step, from 0 (negative:
-        from the last); None means all."""
-        opened = frozenset(self._pick(inside))
-        if opened and not self.opens_blocks:
+        """Run the model in its present mode and return its intermediate results, with gradients if they are enabled.
+
+        The outputs of `layers` are recorded, and every step inside the layers `inside`. Layers count from 0 (negative:
+        from the last); None means all.
+        """
+        step_by_step = frozenset(self._layer_indices(inside))
+        if step_by_step and not self.opens_blocks:
             raise UsageError(f"Inside must be layers of a Transformer, got family {self.config.family}.")
-        if opened and self.training:  # the layer is computed a second time, with another dropout
+        if step_by_step and self.training:  # the layer is computed a second time, with another dropout
             raise UsageError(
                 "Inside must be of a model in evaluation mode, got one in training mode. Call model.eval()."
             )
-        activations = Activations(frozenset(self._pick(layers)), with_attention=attention, inside=opened)
+        activations = Activations(frozenset(self._layer_indices(layers)), with_attention=attention, inside=step_by_step)
         self(images, activations)
         return activations
 
     def features(self, images: Tensor) -> Tensor:
         """The input of the head for each image (B, D): the pooled output of the last layer, before any hidden layer of
-        the head. In the present mode, and with gradients.
+        the head. The model runs in its present mode, and gradients are kept.
 
             >>> model = vitrail.create("ViT-Nano/7")
             >>> model.features(torch.zeros(2, 1, 28, 28)).shape
@@ -224,11 +230,12 @@ class Model(nn.Module, Generic[Config]):
     def layer_tokens(
         self, images: Tensor, layers: Iterable[int] | None = (-1,), normalise: bool = True
     ) -> list[Tensor]:
-        """The output of each of these layers as a sequence (B, T, D), with [CLS] and registers first; of a CNN, its
-        places in raster order. `layers` count from 0 (negative: from the last); None means all.
+        """The outputs of `layers` as sequences (B, T, D): [CLS] and registers first, then patches. The output of a
+        CNN's layer is a sequence of its positions in raster order. Layers count from 0 (negative: from the last); None
+        means all.
 
-        With `normalise`, every output passes the norm that the last one passes on its way to the head (in a CNN, those
-        of as many channels). In the present mode, and with gradients.
+        With `normalise`, the norm before the head is applied to every output (in a CNN, to those with its number of
+        channels). The model runs in its present mode, and gradients are kept.
 
             >>> model = vitrail.create("ViT-Nano/7")
             >>> first, last = model.layer_tokens(torch.zeros(2, 1, 28, 28), layers=(0, -1))
@@ -241,41 +248,42 @@ class Model(nn.Module, Generic[Config]):
     def feature_maps(
         self, images: Tensor, layers: Iterable[int] | None = (-1,), normalise: bool = True
     ) -> list[Tensor]:
-        """`layer_tokens` without [CLS] and registers, where they stand in the image: (B, D, rows, columns).
+        """The outputs of `layers` as maps (B, D, rows, columns), without [CLS] and registers; arguments as in
+        `layer_tokens`.
 
-        Layers of a CNN have fewer places and more channels, the later they come.
+        Later layers of a CNN have smaller maps and more channels.
 
             >>> model = vitrail.create("ResNet-Nano")
-            >>> [list(one.shape) for one in model.feature_maps(torch.zeros(2, 1, 28, 28), layers=None)]
+            >>> [list(layer.shape) for layer in model.feature_maps(torch.zeros(2, 1, 28, 28), layers=None)]
             [[2, 8, 28, 28], [2, 16, 14, 14], [2, 32, 7, 7]]
         """
         return [self._as_map(output) for output in self._outputs(images, layers, normalise)]
 
     def normalise_layer(self, output: Tensor) -> Tensor:
-        """A layer's output after the norm that the last one passes on its way to the head; unchanged without one."""
+        """Apply the norm before the head to a layer's output; unchanged in a model without one."""
         return output
 
     def in_raster_order(self, tokens_BND: Tensor) -> Tensor:
-        """Tokens of patches, row by row."""
+        """Sort the tokens of patches row by row."""
         return tokens_BND
 
-    def _pick(self, layers: Iterable[int] | None) -> list[int]:
+    def _layer_indices(self, layers: Iterable[int] | None) -> list[int]:
         depth = self.config.depth
         return count_all_from("Layer", range(depth) if layers is None else layers, depth)
 
     def _outputs(self, images_BCHW: Tensor, layers: Iterable[int] | None, normalise: bool) -> list[Tensor]:
-        """The outputs of these layers, in the order asked for."""
+        """The outputs of `layers`, in this order."""
         if self.config.grid is None:
             raise UsageError(
-                "Tokens and feature maps must be of a family whose layers have places in the image, got family"
-                f" {self.config.family}. It has features()."
+                "Tokens and feature maps must be of a family whose layers have positions in the image,"
+                f" got family {self.config.family}. Use features() instead."
             )
-        chosen = self._pick(layers)
-        steps = self.record(images_BCHW, chosen).steps
-        outputs = {layer: steps[f"blocks.{layer}"] for layer in set(chosen)}
+        indices = self._layer_indices(layers)
+        steps = self.record(images_BCHW, indices).steps
+        outputs = {layer: steps[f"blocks.{layer}"] for layer in set(indices)}
         if normalise:
             outputs = {layer: self.normalise_layer(output) for layer, output in outputs.items()}
-        return [outputs[layer] for layer in chosen]
+        return [outputs[layer] for layer in indices]
 
     def _as_map(self, output: Tensor) -> Tensor:
         if output.ndim == 4:
@@ -296,17 +304,17 @@ class Model(nn.Module, Generic[Config]):
         return None
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
-        """Logits from the output of any layer, for families that `reads_layers`."""
+        """Compute logits from the output of any layer (B, T, D), as from the last one, if `reads_layers`."""
         raise NotImplementedError
 
     def encode_patches(self, images_BCHW: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """Normalised output of the last block at each patch (B, N, D), after `change` was applied to the embedded
-        patches (B, N, D); for families that `can_mask_patches`."""
+        """The normalised output of the last block for each patch (B, N, D), if `config.can_mask_patches`. `change` is
+        applied to the projected patches (B, N, D)."""
         raise NotImplementedError
 
     def prepare(self, read: Callable[[int], Tensor], seed: int) -> None:
-        """Compute what the family needs from the data before training. `read(count)` returns preprocessed images (B, C,
-        H, W)."""
+        """Compute weights from the training images before training starts, such as a palette. `read(count)` returns
+        `count` preprocessed images (B, C, H, W)."""
 
     def roles(self) -> dict[str, Role]:
         """The role of every parameter, by name."""
@@ -323,8 +331,11 @@ class Model(nn.Module, Generic[Config]):
     def clone_with(
         self, tensors: dict[str, Tensor] | None = None, *, drop: tuple[str, ...] = (), **settings: Any
     ) -> Self:
-        """A copy with some settings changed, on torch's default device and in training mode. It gets the values of
-        `tensors` (default: its own), except those whose names begin with `drop`, which are initialised."""
+        """Return a copy with changed settings, on torch's default device and in training mode.
+
+        The copy takes its weights from `tensors` (default: the state dict of this model). Weights whose names begin
+        with `drop` are initialised instead.
+        """
         copy = type(self)(self.config.replace(**settings))
         source = self.state_dict() if tensors is None else tensors
         kept = {name: tensor for name, tensor in source.items() if not drop or not name.startswith(drop)}
@@ -334,13 +345,14 @@ class Model(nn.Module, Generic[Config]):
     # Tables and sizes
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """After a move to another device or dtype, compute the tables again, so that they are never rounded twice."""
+        """Compute the tables again after a change of device or dtype: they must not be rounded twice."""
         super()._apply(fn, recurse)
         self.fill_tables()
         return self
 
     def resize(self, resolution: int | Pair) -> Self:
-        """A copy of this model for another resolution, on the same device; refused if weights depend on positions."""
+        """Return a copy of this model for another resolution, on the same device. Raise `UsageError` if weights depend
+        on positions."""
         config = self.config.replace(resolution=resolution)
         if self.has_positional_weights and config.resolution != self.config.resolution:
             raise UsageError(
@@ -350,7 +362,7 @@ class Model(nn.Module, Generic[Config]):
         return self.rebuild(config, {name: tensor.clone() for name, tensor in self.state_dict().items()})
 
     def rebuild(self, config: Config, tensors: dict[str, Tensor]) -> Self:
-        """A model of `config` with these tensors, in the same training mode and with the same frozen parameters."""
+        """Return a model of `config` with these weights, in the same mode and with the same frozen parameters."""
         with torch.device("meta"):
             rebuilt = type(self)(config)
         rebuilt.load_state_dict(tensors, assign=True)
@@ -362,8 +374,8 @@ class Model(nn.Module, Generic[Config]):
     def _check_images(self, images_BCHW: Tensor) -> None:
         expected = (self.config.channels, *self.config.resolution)
         if not isinstance(images_BCHW, Tensor) or not images_BCHW.is_floating_point():
-            kind = images_BCHW.dtype if isinstance(images_BCHW, Tensor) else type(images_BCHW).__name__
-            raise UsageError(f"Images must be a tensor of floating-point numbers, got {kind}. Preprocess them.")
+            got = images_BCHW.dtype if isinstance(images_BCHW, Tensor) else type(images_BCHW).__name__
+            raise UsageError(f"Images must be a tensor of floating-point numbers, got {got}. Preprocess them.")
         if images_BCHW.ndim != 4 or tuple(images_BCHW.shape[1:]) != expected:
             raise UsageError(
                 f"Images must have shape (batch, {', '.join(map(str, expected))}), got {tuple(images_BCHW.shape)}."

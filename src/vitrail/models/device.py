@@ -12,20 +12,20 @@ from vitrail.core.terminal import say
 
 
 def find_device(name: str) -> torch.device:
-    """The device of this name; `auto` is the accelerator that torch finds (CUDA, XPU, MPS, ...), otherwise the CPU. A
-    device that this machine does not have is refused."""
+    """Return the device of this name; `auto` is the accelerator that torch finds (CUDA, XPU, MPS, ...), or the CPU.
+    Raise `UsageError` for a device that this machine does not have."""
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         torch.zeros(1, device=name).tolist()
         return torch.device(name)
-    except Exception:  # every kind of device is missing in its own way
-        known = ["cpu"]
+    except Exception:  # each missing device raises another error
+        available = ["cpu"]
         if torch.accelerator.is_available():
-            known.append(str(torch.accelerator.current_accelerator()))
+            available.append(str(torch.accelerator.current_accelerator()))
         advice = " NVIDIA and AMD GPUs are called cuda." if name.lower().startswith("gpu") else ""
         raise UsageError(
-            f"Device must be one that this machine has ({', '.join(known)}), got {name!r}.{advice}"
+            f"Device must be one that this machine has ({', '.join(available)}), got {name!r}.{advice}"
         ) from None
 
 
@@ -39,7 +39,7 @@ def choose_device(name: str) -> torch.device:
 
 @functools.cache
 def _say_device(device: str) -> None:
-    """Say once per process on which device it computes."""
+    """Print the note about the device, once per process."""
     say(f"note: {describe_use(device)}")
 
 
@@ -50,8 +50,8 @@ def describe_use(device: object) -> str:
 
 @torch.no_grad()
 def use_channels_last(model: nn.Module) -> None:
-    """Store the kernels of convolutions with the channels last, in which small ones are half as fast again on a CPU.
-    Values stay the same."""
+    """Store the kernels of convolutions with the channels last: about 1.5x faster for small kernels on CPU. Values stay
+    the same."""
     for parameter in model.parameters():
         if parameter.ndim == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
@@ -59,7 +59,7 @@ def use_channels_last(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Generator[None]:
-    """Context in which the model is in evaluation mode; afterwards every module has its previous mode."""
+    """Context manager: the model in evaluation mode. On exit, every module returns to its previous mode."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

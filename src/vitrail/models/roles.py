@@ -1,4 +1,4 @@
-"""Roles of parameters: what an optimiser needs to know about them."""
+"""Roles of parameters, which decide how an optimiser updates them."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Role(NamedTuple):
-    """What an optimiser needs to know about a parameter."""
+    """The properties of a parameter that an optimiser uses."""
 
     decays: bool
     """Whether weight decay applies: yes for matrices and kernels, no for biases, norms, scales, tokens and
@@ -15,7 +15,7 @@ class Role(NamedTuple):
     is_matrix: bool
     """Whether it is a matrix of a block, which Muon updates."""
     layer: int
-    """0 for the embedding, l for block l - 1, depth + 1 for what follows the last block."""
+    """0 for the embedding, l for block l - 1, depth + 1 for modules after the last block."""
     parts: int
     """Number of matrices stacked in it: 3 for queries, keys and values."""
 
@@ -26,7 +26,7 @@ def decays(name: str, parameter: Tensor) -> bool:
 
 
 def has_ordered_blocks(names: Iterable[str]) -> bool:
-    """Whether the parameters of these names, of a model or of an objective that wraps it as `model`, are those of one
-    sequence of blocks, so that layer-wise learning rates apply."""
+    """Whether layer-wise learning rates apply: the parameters belong to one sequence of blocks. Names are those of a
+    model, or of an objective with the model as `model`."""
     names = [name.removeprefix("model.") for name in names]
     return any(name.startswith("blocks.0.") for name in names) and not any("stages." in name for name in names)

@@ -1,4 +1,4 @@
-"""What the `sizes.py` of a family states: its models by name, and the names that timm has for them."""
+"""The types of a family's `sizes.py`: named models, and the names that timm has for them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from vitrail.models.config import ModelConfig
 
 
 class Alias(NamedTuple):
-    """What another library's name means here."""
+    """The model of another library's name."""
 
     name: str
     """The model's name in `vitrail models`."""
@@ -20,7 +20,7 @@ class Sizes:
     """The named models of a family, in the order in which `vitrail models` lists them."""
 
     published: tuple[ModelConfig, ...] = ()
-    """Sizes of papers, with the names that papers have for them."""
+    """Sizes and names from papers."""
     small: tuple[ModelConfig, ...] = ()
     """Presets for images of 8 to 32 pixels that train in minutes on two cores.
 
@@ -28,13 +28,13 @@ class Sizes:
     fair: 1.4 M for Pico (8 px), 2.4 M for Nano (28 px), 2.6 M for Nano/8 (32 px in colour), 11.8 M for Micro (28 px).
     """
     faces: tuple[ModelConfig, ...] = ()
-    """Models that make an embedding of a face."""
+    """Models that return the embedding of a face."""
     timm: Mapping[str, Alias] = dataclasses.field(default_factory=dict)
-    """timm's names: only of models whose tensors are the same, which a test compares with timm's own."""
+    """timm's names for models with the same tensors. A test compares them with timm."""
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Other names that a user may try, with the model to suggest for each."""
+    """Names from other libraries, each with the model to suggest."""
 
     @property
     def models(self) -> tuple[ModelConfig, ...]:
-        """All of them."""
+        """All models, in the order of `vitrail models`."""
         return self.published + self.small + self.faces

@@ -1,7 +1,7 @@
-"""State-dict mappings: which tensors of another library make up which of ours.
+"""State-dict mappings: the correspondence between our tensors and those of another library.
 
 The `weights.py` of a family has a mapping for each library that has models of the family. A mapping lists entries for a
-configuration; joining their tensors gives ours, splitting ours gives theirs.
+configuration. An entry joins tensors of the library to one of ours, and splits ours into theirs.
 """
 
 import dataclasses
@@ -29,29 +29,29 @@ class Entry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StateDictMapping(Generic[Config]):
-    """What one library calls the tensors and settings of the models of one family, and which of them it has."""
+    """The tensors and settings of one family in one library, and the variants that the library supports."""
 
     entries: Callable[[Config, Collection[str] | None], Iterable[Entry]]
-    """The entries of a model. The second argument has the tensor names of a file, if a library has several naming
-    schemes; None asks for the one that is written."""
+    """The entries of a model. The second argument has the tensor names of a file, for libraries with several naming
+    schemes; None means the scheme that is written."""
     check: Callable[[Config], None] = lambda config: None
-    """Refuse a model that the library cannot compute."""
+    """Raise `UsageError` for a model that the library cannot compute."""
     settings: Callable[[Config], dict[str, Any]] = lambda config: {}
     """The settings under the library's names, in JSON types."""
     function: str | None = None
-    """The library's function that builds any model of the family from `settings`; None if it has only published models,
-    by name."""
+    """The library's function that builds any model of the family from `settings`; None if the library builds only
+    published models, by name."""
     why_unverified: Callable[[Config], str | None] = lambda config: None
-    """Why no library can open the model to compare outputs; None if one can."""
+    """The reason why the library cannot open the model to compare outputs; None if it can."""
 
 
 def mapping_of(config: ModelConfig, weight_format: str) -> StateDictMapping[Any] | None:
-    """The mapping of a model's family for a weight format; None if the library has no such family."""
+    """Return the mapping of a model's family for a weight format; None if the library does not have the family."""
     return load_object(config.weights).get(weight_format) if config.weights else None
 
 
 def parameter_names(config: ModelConfig) -> list[str]:
-    """Names of all tensors of our model."""
+    """Return the names of all tensors of a model."""
     with torch.device("meta"):
         return list(build(config).state_dict())
 
@@ -67,7 +67,7 @@ def shaped(ours: str, theirs: str, inward: Callable[[Tensor], Tensor], outward: 
 
 
 def stacked(ours: str, theirs: Iterable[str]) -> Entry:
-    """Entry for several tensors that we stack along the first dimension: queries, keys and values."""
+    """Entry for tensors that we stack along the first dimension: queries, keys and values."""
     theirs = tuple(theirs)
     return Entry(ours, theirs, lambda parts: torch.cat(list(parts)), lambda tensor: tensor.chunk(len(theirs)))
 

@@ -8,7 +8,7 @@ from vitrail.models.config import ModelConfig
 from vitrail.models.families import FAMILIES
 from vitrail.models.sizes import Alias, Sizes
 
-# Of the built-in families, in the order of the registry.
+# Built-in families, in the order of the registry.
 _SIZES: list[Sizes] = [
     load_object(FAMILIES[family].sizes) for family in FAMILIES if family not in FAMILIES.extension_names
 ]
@@ -23,8 +23,8 @@ TIMM: dict[str, Alias] = {name: alias for sizes in _SIZES for name, alias in siz
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """The names of all models, or of those that match a pattern with `*` and `?`, in upper or lower case: the built-in
-    ones, and one for each family of another package.
+    """Return the names of all models, or of those that match a pattern with `*` and `?`, in upper or lower case. A
+    family of another package has one name, its own.
 
         >>> vitrail.list_models("ViT-B/*")
         ['ViT-B/8', 'ViT-B/14', 'ViT-B/16', 'ViT-B/32']
@@ -35,9 +35,11 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def find(name: str) -> ModelConfig:
-    """The configuration of a model name, ours or timm's, which may have a tag of weights ("vit_base_patch16_224.mae"):
-    these are not loaded. A family of another package has a model of its own name, with its defaults, and its sizes,
-    whose names begin with that name and a hyphen."""
+    """Return the configuration of a model name, ours or timm's.
+
+    A timm name may have a tag of weights ("vit_base_patch16_224.mae"); the weights are not loaded. A family of another
+    package has a model of its own name, with its defaults, and sizes whose names begin with that name and a hyphen.
+    """
     if name in MODELS:
         return MODELS[name]
     if alias := _alias(name):
@@ -48,18 +50,18 @@ def find(name: str) -> ModelConfig:
 
 
 def like_model(name: str) -> str:
-    """`" Did you mean 'ViT-B/16'?"`: a model of a similar name, or one that others call so."""
+    """Return `" Did you mean 'ViT-B/16'?"` for a similar name or a name from another library; empty without one."""
     aliases = {other: ours for sizes in _SIZES for other, ours in sizes.aliases.items()}
     return did_you_mean(name, list_models(), aliases)
 
 
 def is_model(name: str) -> bool:
-    """Whether a model has this name, ours or timm's, without a tag."""
+    """Whether this is a model's name, ours or timm's without a tag."""
     return name in MODELS or name in TIMM or _of_added_family(name) is not None
 
 
 def _of_added_family(name: str) -> ModelConfig | None:
-    """The model of a family of another package. Only the family whose name begins the model's is imported."""
+    """Return the model if it belongs to a family of another package. Only that family is imported."""
     family = next(
         (family for family in FAMILIES.extension_names if name == family or name.startswith(f"{family}-")), None
     )
@@ -77,7 +79,7 @@ def _alias(name: str) -> Alias | None:
 
 
 def alias_notes(name: str) -> tuple[str, ...]:
-    """What to tell the user who called a model by timm's name."""
+    """Return a note if `name` is timm's, for the user."""
     alias = _alias(name)
     if alias is None:
         return ()
@@ -86,10 +88,11 @@ def alias_notes(name: str) -> tuple[str, ...]:
 
 
 def small(size: str, family: str) -> ModelConfig:
-    """The preset of a family that is called by this size: `small("Nano/8", "resnet")`, `small("Nano", "vit")`."""
+    """Return a family's preset of a size such as "Nano", or "Nano/8" for images of 32 px."""
     size, _, patch = size.partition("/")
-    of_size = [config for config in MODELS.values() if config.family == family and f"-{size}" in config.name]
-    fitting = [config for config in of_size if config.name.endswith(f"/{patch}")] if patch == "8" else of_size
-    if not fitting:
+    presets = [config for config in MODELS.values() if config.family == family and f"-{size}" in config.name]
+    if patch == "8":
+        presets = [config for config in presets if config.name.endswith("/8")]
+    if not presets:
         raise UsageError(f"Family must have a preset of size {size!r}, got {family!r}.")
-    return fitting[0]
+    return presets[0]
