@@ -731,7 +731,7 @@ def sentences() -> dict[str, dict[str, str]]:
     """The sentences of the lab's report in both languages, by the name of their file and their own."""
     return {
         f"{file.stem} {name}": words
-        for file in [WORDS / "page.toml", *sorted((WORDS / "questions").glob("*.toml"))]
+        for file in [WORDS / "lab_report.toml", *sorted((WORDS / "questions").glob("*.toml"))]
         for name, words in tomllib.loads(file.read_text(encoding="utf-8")).items()
     }
 

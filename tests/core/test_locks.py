@@ -21,8 +21,8 @@ TRAIN = ("train", "digits", "--model", "MLP-Pico", "--steps", "2", "--threads", 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from vitrail.core.files import locked
-with locked(Path(sys.argv[1]), lambda holder: sys.exit(holder)):
+from vitrail.core.files import file_lock
+with file_lock(Path(sys.argv[1]), lambda holder: sys.exit(holder)):
     is_child = "fork" in sys.argv and os.fork() == 0
     if is_child:
         os.setsid()
@@ -177,7 +177,7 @@ from importlib.metadata import version
 from vitrail.inference import model_files as cache
 from vitrail.inference.onnx_engine import MODEL, OnnxEngine
 from vitrail.core.files import atomic_folder, checksum, write_json
-def make(bundle, place, engine, precision, earlier):
+def build_model_file(bundle, place, engine, precision, earlier):
     with open(sys.argv[2], "a") as file:
         file.write("made\\n")
     time.sleep(0.5)
@@ -188,7 +188,7 @@ def make(bundle, place, engine, precision, earlier):
         about["versions"] = {"onnxruntime": version("onnxruntime")}
         proof = about | {"files": {MODEL: checksum(folder / MODEL)}}
         write_json(folder / cache.PROOF, proof)
-sys.modules["vitrail.inference.build_model_file"] = types.SimpleNamespace(make=make)
+sys.modules["vitrail.inference.build_model_file"] = types.SimpleNamespace(build_model_file=build_model_file)
 print(cache.ready(sys.argv[1], OnnxEngine, "float32"))
 """
 

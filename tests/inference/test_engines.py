@@ -917,7 +917,7 @@ def test_a_machine_that_is_busy_meanwhile_does_not_change_who_wins(busy, monkeyp
     seconds = {EXACT[0]: 0.012, EXACT[1]: 0.010}
 
     class Busy:
-        parts = vitrail.load(made).info
+        info = vitrail.load(made).info
 
         def __init__(self, choice):
             self.choice = choice

@@ -14,11 +14,11 @@ SAVE = """
 import sys
 import numpy as np
 from pathlib import Path
-from vitrail.training.checkpoint import save_checkpoint, tidy
+from vitrail.training.checkpoint import remove_old_checkpoints, save_checkpoint
 folder = Path(sys.argv[1])
 arrays = {"a": np.arange(5000, dtype=np.float32), "b": np.ones((7, 9))}
 save_checkpoint(folder, 2, arrays, {"step": 2})
-tidy(folder, keep=1, best=None)
+remove_old_checkpoints(folder, keep=1, best=None)
 """
 CALLS = (
     "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,rmdir,mkdir,ftruncate,chmod,fchmod"

@@ -383,7 +383,7 @@ class ByLoss(Classify):
 
 def test_an_objective_says_itself_which_model_is_better(tmp_path, few, monkeypatch):
     monkeypatch.setattr("vitrail.training.objectives.classify.ByLoss", ByLoss, raising=False)
-    monkeypatch.setitem(OBJECTIVES._own, "by-loss", "vitrail.training.objectives.classify:ByLoss")
+    monkeypatch.setitem(OBJECTIVES._built_ins, "by-loss", "vitrail.training.objectives.classify:ByLoss")
     recipe = spoil(find_recipe("auto").replace(objective="by-loss"), steps=3)
     for resumes in (False, True):
         finetune("fashion", few, tmp_path / "run", recipe, Options(), resumes=resumes)
@@ -433,7 +433,7 @@ def test_the_usual_recipe_is_for_every_family(tmp_path, name, capsys):
 
 def test_an_output_that_exists_is_refused_before_any_work(tmp_path, monkeypatch):
     (tmp_path / "taken.txt").write_text("mine")
-    monkeypatch.setattr("vitrail.training.finetune.extract", lambda *_, **__: pytest.fail("work was done"))
+    monkeypatch.setattr("vitrail.training.finetune.extract_features", lambda *_, **__: pytest.fail("work was done"))
     with pytest.raises(VitrailError, match="Output must not exist yet"):
         finetune("fashion", "digits", tmp_path, find_recipe("frozen"), Options())
 

@@ -205,7 +205,7 @@ def test_an_optimiser_is_a_line_of_the_registry(monkeypatch):
             return torch.optim.Adam(groups, betas=recipe.betas)
 
     monkeypatch.setattr("vitrail.training.optimisers.base.Vectors", Vectors, raising=False)
-    monkeypatch.setitem(OPTIMISERS._own, "vectors", "vitrail.training.optimisers.base:Vectors")
+    monkeypatch.setitem(OPTIMISERS._built_ins, "vectors", "vitrail.training.optimisers.base:Vectors")
     trainer = make_trainer(recipe=Recipe(steps=4, batch=32, optimiser="vectors", learning_rate=1e-2))
     assert [type(optimiser).__name__ for optimiser in trainer.optimisers] == ["Adam", "SGD"]
     names = {id(parameter): name for name, parameter in trainer.objective.named_parameters()}

@@ -54,7 +54,7 @@ def test_the_measurement_changes_no_bit_and_resuming_is_exact(few, tmp_path, mon
     trained(few, tmp_path / "cut", resumes=True)
     assert events(tmp_path / "cut", "resume")[0]["exact"] is True
     assert load_newest(tmp_path / "cut" / "checkpoints")[0].state["amp"] is True
-    monkeypatch.setattr(running, "note_on_bfloat16", lambda trainer: "not measured")
+    monkeypatch.setattr(running, "describe_bfloat16_speed", lambda trainer: "not measured")
     trained(few, tmp_path / "unmeasured")
     assert weights(tmp_path / "whole") == weights(tmp_path / "cut") == weights(tmp_path / "unmeasured")
     trained(few, tmp_path / "plain", options=Options(workers=0))

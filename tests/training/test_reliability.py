@@ -361,11 +361,11 @@ import os, signal, sys, time
 from vitrail.cli import main
 from vitrail.training.objectives import judgement
 
-def answer(*_):
+def predict_split(*_):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(5)
 
-judgement.answer = answer
+judgement.predict_split = predict_split
 main(sys.argv[1:])
 """
 

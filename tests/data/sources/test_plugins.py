@@ -95,7 +95,7 @@ def test_a_new_source_is_one_class_and_one_line(call, monkeypatch):
     with pytest.raises(UsageError, match=r"^Data must be a file or folder that exists, .*, got 'stripes:5'"):
         open_data("stripes:5")
     monkeypatch.setattr(
-        registry, "SOURCES", Registry("source", {"stripes": f"{__name__}:StripesInMemory", **SOURCES._own})
+        registry, "SOURCES", Registry("source", {"stripes": f"{__name__}:StripesInMemory", **SOURCES._built_ins})
     )
     assert len(open_data("stripes:5").first_split) == 5
     with pytest.raises(UsageError, match=r"fashion-mnist, stripes:2\), got 'stripe:5'\. Did you mean 'stripes:2'\?"):

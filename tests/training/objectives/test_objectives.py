@@ -250,7 +250,7 @@ def verified(features, labels):
 
 
 def test_features_with_weights_for_each_label_and_a_number_that_is_no_mean(tmp_path, monkeypatch):
-    monkeypatch.setitem(OBJECTIVES._own, "margin", "tests.training.objectives.test_objectives:Margin")
+    monkeypatch.setitem(OBJECTIVES._built_ins, "margin", "tests.training.objectives.test_objectives:Margin")
     recipe = Recipe(epochs=3, batch=64, objective="margin", learning_rate=3e-3, layer_decay=0.9)
     result = train("digits", "ViT-Pico/2", tmp_path / "run", recipe, Options(workers=0))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -299,7 +299,7 @@ class Several(Objective):
 
 
 def test_several_labels_an_image(tmp_path, monkeypatch):
-    monkeypatch.setitem(OBJECTIVES._own, "several", "tests.training.objectives.test_objectives:Several")
+    monkeypatch.setitem(OBJECTIVES._built_ins, "several", "tests.training.objectives.test_objectives:Several")
     digits = open_data("digits").splits
     yes = np.stack([np.isin(np.arange(10), group) for group in ((0, 2, 4, 6, 8), (5, 6, 7, 8, 9), (2, 3, 5, 7))], 1)
     training, held_out = (

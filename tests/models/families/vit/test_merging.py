@@ -293,7 +293,7 @@ def test_the_page_of_inspect_says_that_patches_share_tokens(tmp_path):
         output = tmp_path / f"page-{len(shown)}"
         vitrail.inspect(path, [np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)], output=output)
         shown.append((output / "index.html").read_text(encoding="utf-8"))
-    assert ["Patches of one token have the same maps" in page for page in shown] == [True, False]
+    assert ["Merged patches have the same maps" in page for page in shown] == [True, False]
 
 
 # The search
