@@ -770,7 +770,7 @@ def lab_table(ids: Sequence[str], language: str) -> str:
     rows = [heads, "|---|---|---|"]
     for name in ids:
         claim = claims()[name]
-        verdict = sentences()[f"page {claim['verdict']}"][language]
+        verdict = sentences()[f"lab_report {claim['verdict']}"][language]
         said = [number(claim, language), *(say(claim[key], language) for key in ("result", "why") if key in claim)]
         found = "; ".join(filter(None, said)) or say(claim["rule"], language)
         rows.append(f"| **{name}** {say(claim['claim'], language)} | {verdict} | {found} |")
