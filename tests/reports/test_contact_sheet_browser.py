@@ -23,8 +23,8 @@ def pages(tmp_path_factory):
     for name, family in ((EVIL, "vit"), ("ResNet-Pico", "resnet")):
         make_run(folder / "runs" / family, name.replace('"', "'"), family, right=250 if family == "vit" else 300)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitrail.reports.contact_sheet.ON_PAGE", 15)
-        patch.setattr("vitrail.reports.contact_sheet._PREVIEWS", 2)
+        patch.setattr("vitrail.reports.contact_sheet.IMAGES_PER_PAGE", 15)
+        patch.setattr("vitrail.reports.contact_sheet._PREVIEWS_PER_GROUP", 2)
         main(["predict", "fashion", "fashion-40", "--page", str(folder / "sheet")])
         main(["evaluate", "fashion", str(folder / "wrong.npz"), "--page", str(folder / "mistakes")])
         main(["runs", str(folder / "runs"), "--page", str(folder / "compared")])

@@ -130,7 +130,7 @@ def test_a_full_disk_leaves_no_file(tmp_path, ending):
     path.write_text("what was there")
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
     try:
-        with pytest.raises(VitrailError, match=r"failed \(.*\); what was there before is unchanged"):
+        with pytest.raises(VitrailError, match=r"failed \(.*\); the previous content is unchanged"):
             write_many(path, 40_000, force=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -294,7 +294,7 @@ def test_a_contact_sheet_shows_every_image_by_its_answer(call, folder, tmp_path)
     numbers = re.findall(r'<b>([\d,]+)</b><span class="en" lang="en">(.*?)</span>', pages["index.html"])
     assert numbers == [
         (str(len(lines)), "images"),
-        (str(len(answers)), "different answers"),
+        (str(len(answers)), "predicted classes"),
         ("1", "could not be classified"),
     ]
     for text in pages.values():
@@ -304,7 +304,7 @@ def test_a_contact_sheet_shows_every_image_by_its_answer(call, folder, tmp_path)
 
 
 def test_a_gallery_has_pages(call, tmp_path, monkeypatch):
-    monkeypatch.setattr("vitrail.reports.contact_sheet.ON_PAGE", 3)
+    monkeypatch.setattr("vitrail.reports.contact_sheet.IMAGES_PER_PAGE", 3)
     assert call("predict", "fashion", "fashion-40", "--page", tmp_path / "sheet").returncode == 0
     names = sorted(path.name for path in (tmp_path / "sheet").glob("answer-1-*.html"))
     assert names == ["answer-1-1.html", "answer-1-2.html"]
@@ -336,7 +336,7 @@ def test_every_mistake_is_on_the_page(call, tmp_path, monkeypatch):
     arrays = open_data("fashion-40").splits["test"]
     names = np.array(open_data("fashion-40").labels)
     np.savez(tmp_path / "wrong.npz", images=arrays.images, labels=names[(arrays.labels + 1) % 10])
-    monkeypatch.setattr("vitrail.reports.contact_sheet.ON_PAGE", 15)
+    monkeypatch.setattr("vitrail.reports.contact_sheet.IMAGES_PER_PAGE", 15)
     done = call("evaluate", "fashion", tmp_path / "wrong.npz", "--page", tmp_path / "page", "--json")
     wrong = 40 - round(40 * json.loads(done.stdout)["accuracy"])
     assert wrong == 40

@@ -403,7 +403,7 @@ def predict(
         rows = _metered(rows, meter)
     if outputs is not None:
         model = str(bundle) if isinstance(bundle, str | Path) else parts.config.name or parts.config.family
-        rows = outputs.take(rows, model=model, best=min(top_k or 5, len(classifier.labels)))
+        rows = outputs.write(rows, model=model, top_k=min(top_k or 5, len(classifier.labels)))
     with contextlib.closing(rows):
         for row in rows:
             prediction = Prediction.of(row)

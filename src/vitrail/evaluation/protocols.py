@@ -92,7 +92,7 @@ def evaluate(
         scores = answered.scores()
         if outputs is not None:
             model = engine.info.config.name if isinstance(bundle, Bundle) else str(bundle)
-            outputs.take(answered, scores, model=model, preprocess=engine.info.preprocess, workers=workers)
+            outputs.write(answered, scores, model=model, preprocess=engine.info.preprocess, workers=workers)
         return scores
     if request != DEFAULT_REQUEST:
         raise UsageError(f"Engine and precision must come with protocol classify, got {protocol}.")
@@ -161,14 +161,14 @@ def open_engine(
 class PredictionWriter(typing.Protocol):
     """What is made of the predictions of protocol classify besides the scores: files, pages, comparisons."""
 
-    def check(self, parts: BundleInfo) -> None:
-        """Refuse a bundle whose predictions cannot be taken, before it predicts."""
+    def check(self, info: BundleInfo) -> None:
+        """Raise UsageError for a bundle whose predictions cannot be written. Called before the evaluation."""
         ...
 
-    def take(
-        self, answered: SplitEvaluation, scores: dict[str, Any], *, model: str, preprocess: Preprocess, workers: int
+    def write(
+        self, evaluation: SplitEvaluation, scores: dict[str, Any], *, model: str, preprocess: Preprocess, workers: int
     ) -> None:
-        """Write the predictions of a model, and add to their scores what is learned from them."""
+        """Write outputs of the predictions, and add their results to `scores`."""
         ...
 
 

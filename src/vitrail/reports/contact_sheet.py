@@ -1,7 +1,7 @@
-"""Pages of many images: a contact sheet of answers, and the mistakes of a model.
+"""Pages of many images: a contact sheet of predictions, and the mistakes of a model.
 
 DIR/index.html       an overview
-DIR/NAME-1.html ...  all images of one kind, some hundred on each page, so that ten thousand still open
+DIR/NAME-1.html ...  all images of one group, 200 per page, so that ten thousand images still open in a browser
 """
 
 import contextlib
@@ -22,152 +22,168 @@ from vitrail.evaluation.predictions.row_sorting import Order, RowStore
 from vitrail.reports.page_kit import bilingual_page, headline_numbers
 from vitrail.reports.translations import translator
 
-ON_PAGE = 200
-"""Images on a page: about a megabyte."""
-_PREVIEWED, _PREVIEWS = 600, 12  # images of the overview altogether, and of one answer
+IMAGES_PER_PAGE = 200
+"""Number of images on a page, which is then about one megabyte."""
+_MAX_PREVIEWS = 600  # on the overview, of all groups together
+_PREVIEWS_PER_GROUP = 12
 
 t = translator(load_messages(__file__))
-"""A sentence of these pages, in both languages."""
+"""Return a message of these pages in both languages."""
 
 
 def link(file: str, text: Html) -> Html:
-    """A link to another page in the language of this one."""
+    """Return a link to another page that keeps the language of the current page."""
     return Html(f'<a class="en" href="{file}">{text}</a><a class="ko" href="{file}#ko">{text}</a>')
 
 
 def tile(image: str, name: str, caption: str) -> Html:
-    """An image with its caption and, below it, the end of its file's name; all of it under the pointer."""
-    shown = f'<img src="{image}" alt="{escape(name)}" decoding="async">' if image else ""
-    short = name.rstrip("/").rpartition("/")[2]
+    """Return an image with its caption and file name. The tooltip shows the complete path.
+
+    `image` is a data URL, or empty for an image that could not be read.
+    """
+    picture = f'<img src="{image}" alt="{escape(name)}" decoding="async">' if image else ""
+    short_name = name.rstrip("/").rpartition("/")[2]
     return Html(
-        f'<figure title="{escape(name)}">{shown}<div>{escape(caption)}</div>'
-        f'<div class="quiet">{escape(short)}</div></figure>'
+        f'<figure title="{escape(name)}">{picture}<div>{escape(caption)}</div>'
+        f'<div class="quiet">{escape(short_name)}</div></figure>'
     )
 
 
-def tiles(some: Iterable[Html]) -> Html:
-    """Images side by side."""
-    return Html(f'<div class="images">{"".join(some)}</div>')
+def tile_grid(tiles: Iterable[Html]) -> Html:
+    """Return tiles side by side."""
+    return Html(f'<div class="images">{"".join(tiles)}</div>')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ImagePages:
-    """All images of one kind, on as many pages as they need."""
+class ImageGroup:
+    """Images under one heading, for instance those with the same predicted class, on numbered pages."""
 
     stem: str
-    """How the names of its files begin."""
+    """Start of the names of its files."""
     title: Html | str
     about: str
+    """Subtitle of its pages."""
     count: int
+    """Number of images."""
 
     @property
     def files(self) -> list[str]:
-        """The names of its pages."""
-        return [f"{self.stem}-{number + 1}.html" for number in range(-(-self.count // ON_PAGE))]
+        """File names of its pages."""
+        return [f"{self.stem}-{number + 1}.html" for number in range(-(-self.count // IMAGES_PER_PAGE))]
 
-    def write(self, folder: Path, every: Iterator[Html]) -> list[Html]:
-        """Write its pages, of which only one is in memory at a time, from all of its tiles; returns those of the first
-        page."""
-        opening: list[Html] = []
+    def write_pages(self, folder: Path, tiles: Iterator[Html]) -> list[Html]:
+        """Write the pages, with one page in memory at a time. Return the tiles of the first page."""
+        first_page_tiles: list[Html] = []
         for number, file in enumerate(self.files):
-            some = list(islice(every, ON_PAGE))
-            opening = opening or some
-            first = number * ON_PAGE
-            place = t("place", first=f"{first + 1:,}", last=f"{first + len(some):,}", count=f"{self.count:,}")
-            links = self._links(number)
-            body = f'<p class="quiet">{place}</p>{tiles(some)}<nav>{links}</nav>'
+            page_tiles = list(islice(tiles, IMAGES_PER_PAGE))
+            first_page_tiles = first_page_tiles or page_tiles
+            first = number * IMAGES_PER_PAGE + 1
+            fields = {"first": first, "last": first - 1 + len(page_tiles), "count": self.count}
+            position = t("position", **{name: f"{value:,}" for name, value in fields.items()})
+            links = self._page_links(number)
+            body = f'<p class="quiet">{position}</p>{tile_grid(page_tiles)}<nav>{links}</nav>'
             write_text(folder / file, bilingual_page(self.title, self.about, body, links=links))
-        return opening
+        return first_page_tiles
 
-    def _links(self, number: int) -> Html:
+    def _page_links(self, number: int) -> Html:
+        """Return links from a page to the overview and to the previous and next page."""
         files = self.files
-        parts = [link("index.html", t("overview"))]
-        parts += [link(files[number - 1], t("previous"))] if number else []
-        parts += [link(files[number + 1], t("next"))] if number + 1 < len(files) else []
-        return Html(" · ".join(parts))
+        links = [link("index.html", t("overview"))]
+        links += [link(files[number - 1], t("previous"))] if number else []
+        links += [link(files[number + 1], t("next"))] if number + 1 < len(files) else []
+        return Html(" · ".join(links))
 
 
 class ContactSheet:
-    """Images of a folder by the answer that a model gave. They are kept on disk until the pages are written."""
+    """Thumbnails of images, grouped by predicted class.
 
-    def __init__(self, spool: RowStore) -> None:
-        self._spool, self._labels, self._group = spool, dict[str, int](), array("q")
+    `add` stores the rows in a temporary file. `write` writes the pages.
+    """
+
+    def __init__(self, rows: RowStore) -> None:
+        self._rows = rows
+        self._groups: dict[str, int] = {}
+        """Group number of each predicted class, in the order of first occurrence."""
+        self._group_of_row = array("q")  # -1 for an image without a prediction
 
     def add(self, row: PredictionRow) -> None:
-        """Add an answer, with its "thumbnail"."""
+        """Add the prediction of an image, with its data URL as "thumbnail"."""
         label = row["predictions"][0]["label"] if "predictions" in row else None
-        self._group.append(-1 if label is None else self._labels.setdefault(label, len(self._labels)))
+        self._group_of_row.append(-1 if label is None else self._groups.setdefault(label, len(self._groups)))
         try:
-            self._spool.add(row)
+            self._rows.add(row)
         except OSError as error:
-            raise VitrailError(f"The page needs room for a temporary file ({error.strerror}).") from None
+            raise VitrailError(f"Writing the temporary file of the contact sheet failed ({error.strerror}).") from None
 
     def write(self, folder: Path, model: str, by: Order) -> None:
-        """Write its pages: an answer each, the least certain images first (or the most certain)."""
-        order = np.fromiter(self._spool.order(by), np.int64, len(self._spool))
-        group = np.frombuffer(self._group, np.int64) if len(order) else np.zeros(0, np.int64)
-        order = order[np.argsort(group[order], kind="stable")]
-        unread, *ends = np.searchsorted(group[order], range(-1, len(self._labels)), side="right").tolist()
-        found = [
-            (label, order[start:end]) for label, start, end in zip(self._labels, [unread, *ends], ends, strict=False)
+        """Write the pages of each predicted class, largest class first, and the overview. `by` orders the images."""
+        order = np.fromiter(self._rows.order(by), np.int64, len(self._rows))
+        groups = np.frombuffer(self._group_of_row, np.int64) if len(order) else np.zeros(0, np.int64)
+        order = order[np.argsort(groups[order], kind="stable")]
+        unread, *ends = np.searchsorted(groups[order], range(-1, len(self._groups)), side="right").tolist()
+        by_label = [
+            (label, order[start:end]) for label, start, end in zip(self._groups, [unread, *ends], ends, strict=False)
         ]
-        found.sort(key=lambda pair: -len(pair[1]))
-        kinds = [(f"answer-{number}", label, members) for number, (label, members) in enumerate(found, 1)]
+        by_label.sort(key=lambda pair: -len(pair[1]))
+        members_by_group = [(f"answer-{number}", label, members) for number, (label, members) in enumerate(by_label, 1)]
         if unread:
-            kinds.append(("unread", t("unread"), order[:unread]))
-        each = min(_PREVIEWED // max(len(kinds), 1), _PREVIEWS)
-        galleries: list[tuple[ImagePages, list[Html]]] = []
-        for stem, title, members in kinds:
-            gallery = ImagePages(stem=stem, title=title, about=t("by-model", model=model), count=len(members))
-            opening = gallery.write(folder, (self._tile(index) for index in members.tolist()))
-            galleries.append((gallery, opening[:each]))
-        counts = [(t("images"), len(order)), (t("answers"), len(found))]
+            members_by_group.append(("unread", t("unread"), order[:unread]))
+        preview_count = min(_MAX_PREVIEWS // max(len(members_by_group), 1), _PREVIEWS_PER_GROUP)
+        previews: list[tuple[ImageGroup, list[Html]]] = []
+        for stem, title, members in members_by_group:
+            group = ImageGroup(stem=stem, title=title, about=t("by-model", model=model), count=len(members))
+            first_page_tiles = group.write_pages(folder, (self._tile(index) for index in members.tolist()))
+            previews.append((group, first_page_tiles[:preview_count]))
+        counts = [(t("images"), len(order)), (t("classes"), len(by_label))]
         counts += [(t("unread"), unread)] if unread else []
-        shown = headline_numbers([(name, f"{count:,}") for name, count in counts])
-        write_text(folder / "index.html", self._overview(model, shown, galleries, by))
+        headline = headline_numbers([(caption, f"{count:,}") for caption, count in counts])
+        write_text(folder / "index.html", self._overview(model, headline, previews, by))
 
-    def _overview(self, model: str, shown: Html, galleries: list[tuple[ImagePages, list[Html]]], by: Order) -> str:
-        names = [Html(f"{link(one.files[0], escape(one.title))} {one.count:,}") for one, _ in galleries]
-        sections = [shown, Html(f"<nav>{' · '.join(names)}</nav>"), t(f"{by}-first", "p")]
-        for one, some in galleries:
-            if some:  # not of each of a thousand answers
-                more = link(one.files[0], t("all", count=f"{one.count:,}")) if one.count > len(some) else ""
-                sections.append(Html(f"<h2>{escape(one.title)} <small>{more}</small></h2>{tiles(some)}"))
+    def _overview(self, model: str, headline: Html, previews: list[tuple[ImageGroup, list[Html]]], by: Order) -> str:
+        """Return the overview: links to all groups, and a few tiles of each group unless there are too many groups."""
+        links = [Html(f"{link(group.files[0], escape(group.title))} {group.count:,}") for group, _ in previews]
+        sections = [headline, Html(f"<nav>{' · '.join(links)}</nav>"), t(f"{by}-first", "p")]
+        for group, tiles in previews:
+            if tiles:
+                more = link(group.files[0], t("all", count=f"{group.count:,}")) if group.count > len(tiles) else ""
+                sections.append(Html(f"<h2>{escape(group.title)} <small>{more}</small></h2>{tile_grid(tiles)}"))
         return bilingual_page(t("contact-sheet"), t("by-model", model=model), "".join(sections))
 
     def _tile(self, index: int) -> Html:
-        row = self._spool[index]
+        """Return the tile of a stored row: the image with its two most probable classes, or with its error."""
+        row = self._rows[index]
         if "error" in row:
             return tile("", row["file"], row["error"])
-        words = [f"{one['label']} {one['score']:.3f}" for one in row["predictions"][:2]]
-        return tile(row["thumbnail"], row["file"], Html("<br>".join(map(escape, words))))
+        lines = [f"{entry['label']} {entry['score']:.3f}" for entry in row["predictions"][:2]]
+        return tile(row["thumbnail"], row["file"], Html("<br>".join(map(escape, lines))))
 
 
 @contextlib.contextmanager
 def open_contact_sheet(
     output: Path, model: str, *, by: Order = "uncertain", force: bool = False
 ) -> Generator[ContactSheet]:
-    """A contact sheet to fill; its pages are in the folder `output` only if the block succeeds."""
-    with atomic_folder(output, force=force) as folder, contextlib.closing(RowStore(folder.parent)) as spool:
-        sheet = ContactSheet(spool)
+    """Return a contact sheet to add rows to. Its pages are written to `output` only if the block succeeds."""
+    with atomic_folder(output, force=force) as folder, contextlib.closing(RowStore(folder.parent)) as rows:
+        sheet = ContactSheet(rows)
         yield sheet
         sheet.write(folder, model, by)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluatedImage:
-    """An image, its answer and its truth."""
+    """An image with its true and its predicted class."""
 
     index: int
-    """Its place in the data."""
+    """Its index in the split."""
     name: str
     truth: str
-    answer: str
-    score: float
-    own: float
-    """The model's probability of the truth."""
+    prediction: str
+    confidence: float
+    """Probability of the predicted class."""
+    truth_probability: float
+    """Probability of the true class."""
     is_doubtful: bool
-    """Whether its label is likely wrong: the model is as sure of another class as of that class's own images."""
+    """Whether its label is likely wrong: the model is as confident of another class as on that class's own images."""
 
 
 def write_mistake_pages(
@@ -178,48 +194,52 @@ def write_mistake_pages(
     summary: Html,
     confusions: Html,
     mistakes: Sequence[EvaluatedImage],
-    right: Sequence[EvaluatedImage],
+    correct: Sequence[EvaluatedImage],
     thumbnails: Callable[[Sequence[EvaluatedImage]], Iterator[str]],
     force: bool = False,
 ) -> None:
-    """Write an evaluation: its `summary`, the mistakes, all of them, the right answers that were least certain, in the
-    order given, and which classes are confused."""
-    doubtful = sum(one.is_doubtful for one in mistakes)
+    """Write pages about an evaluation to the folder `output`, atomically.
+
+    They show the `summary`, all `mistakes`, the `correct` predictions and the table of `confusions`. Images keep their
+    order. `thumbnails` returns the data URLs of images.
+    """
+    doubtful_count = sum(image.is_doubtful for image in mistakes)
     with atomic_folder(output, force=force) as folder:
-        galleries, openings = [], []
-        for stem, some in (("mistakes", mistakes), ("right", right)):
-            gallery = ImagePages(
-                stem=stem, title=t(f"{stem}-title", count=f"{len(some):,}"), about=about, count=len(some)
-            )
-            openings.append(gallery.write(folder, map(evaluated_tile, some, thumbnails(some))))
-            galleries.append(gallery)
-        (mistaken, sure), (opening, _) = galleries, openings
-        more = [link(file, t("further", number=number)) for number, file in enumerate(mistaken.files[1:], 2)]
+        groups, previews = [], []
+        for stem, images in (("mistakes", mistakes), ("right", correct)):
+            title = t(f"{stem}-title", count=f"{len(images):,}")
+            group = ImageGroup(stem=stem, title=title, about=about, count=len(images))
+            previews.append(group.write_pages(folder, map(evaluated_tile, images, thumbnails(images))))
+            groups.append(group)
+        (mistake_group, correct_group), (mistake_tiles, _) = groups, previews
+        links = [link(file, t("further", number=number)) for number, file in enumerate(mistake_group.files[1:], 2)]
+        nav = Html(f"<nav>{' · '.join(links)}</nav>") if links else Html("")
         sections = [
             summary,
-            Html(f"<h2>{mistaken.title}</h2>"),
+            Html(f"<h2>{mistake_group.title}</h2>"),
             t("about-mistakes" if mistakes else "no-mistakes", "p"),
-            t("about-doubtful", "p", count=f"{doubtful:,}") if doubtful else Html(""),
-            Html(f"<nav>{' · '.join(more)}</nav>") if more else Html(""),
-            tiles(opening),
-            Html(f"<nav>{' · '.join(more)}</nav>") if more else Html(""),
+            t("about-doubtful", "p", count=f"{doubtful_count:,}") if doubtful_count else Html(""),
+            nav,
+            tile_grid(mistake_tiles),
+            nav,
         ]
-        if right:
-            sections.append(Html(f"<h2>{link(sure.files[0], escape(sure.title))}</h2>"))
+        if correct:
+            sections.append(Html(f"<h2>{link(correct_group.files[0], escape(correct_group.title))}</h2>"))
         sections.append(confusions)
         title = t("evaluation", model=model)
         write_text(folder / "index.html", bilingual_page(title, about, "".join(sections)))
 
 
-def evaluated_tile(one: EvaluatedImage, image: str) -> Html:
-    """An image with its truth and its answer."""
-    caption = Html(escape(one.truth))
-    if one.answer == one.truth:
-        caption = Html(f"{caption} {one.score:.3f}")
+def evaluated_tile(image: EvaluatedImage, thumbnail: str) -> Html:
+    """Return an image with its true class and, if that is another one, its predicted class."""
+    caption = Html(escape(image.truth))
+    if image.prediction == image.truth:
+        caption = Html(f"{caption} {image.confidence:.3f}")
     else:
+        prediction = t("predicted", prediction=image.prediction)
         caption = Html(
-            f'{caption} {one.own:.3f}<br><span class="wrong">{t("called", answer=one.answer)} {one.score:.3f}</span>'
+            f'{caption} {image.truth_probability:.3f}<br><span class="wrong">{prediction} {image.confidence:.3f}</span>'
         )
-    if one.is_doubtful:
+    if image.is_doubtful:
         caption = Html(f"{caption}<br><b>{t('doubtful')}</b>")
-    return tile(image, one.name, caption)
+    return tile(thumbnail, image.name, caption)

@@ -1,5 +1,4 @@
-"""What `vitrail evaluate` leaves of each image: a table of answers, a page of mistakes, a comparison with another
-model."""
+"""Optional outputs of `vitrail evaluate`: table of predictions, pages of mistakes, comparison with another model."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -26,26 +25,25 @@ from vitrail.evaluation.protocols import SplitEvaluation, evaluate_split
 from vitrail.evaluation.splits import note_if_trained_on
 from vitrail.inference.engine import Engine
 from vitrail.inference.registry import ENGINES
-from vitrail.reports.contact_sheet import ON_PAGE, EvaluatedImage, t, write_mistake_pages
+from vitrail.reports.contact_sheet import IMAGES_PER_PAGE, EvaluatedImage, t, write_mistake_pages
 from vitrail.reports.page_kit import headline_numbers, table
 
-_BEST = 5  # answers of an image in a table
-_CONFUSIONS = 20
+_TOP_K = 5  # classes of an image in the table of predictions
+_MAX_CONFUSIONS = 20  # pairs of classes on the page
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationOutputs:
-    """What is made of the predictions of `evaluate` besides the scores: a table or file of predictions, a page of
-    mistakes, and the comparison with another bundle or with saved predictions."""
+    """Outputs of `evaluate` that the user asked for besides the scores."""
 
     output: Path | None = None
-    """A table of one of the `FORMATS`, or an .npz file of saved predictions."""
+    """File for a table of predictions, in one of the `FORMATS`, or .npz for saved predictions."""
     page: Path | None = None
-    """A folder for pages of mistakes."""
+    """Folder for pages of mistakes."""
     against: str | None = None
-    """Name of the other bundle, or of the file of its saved predictions."""
+    """Bundle, or .npz file of saved predictions, to compare with."""
     other: Engine | SavedPredictions | None = None
-    """The same, opened."""
+    """The opened bundle or file `against`."""
     force: bool = False
     """Whether existing outputs are overwritten."""
 
@@ -53,7 +51,7 @@ class EvaluationOutputs:
     def open(
         cls, *, output: Path | None, page: Path | None, against: str | None, force: bool, device: str | None
     ) -> Self:
-        """Refuse what cannot be written, and open what is compared with, before any work is done."""
+        """Open the other model before anything is computed. Raise UsageError if an output cannot be written."""
         if output is not None:
             check_table(output, force=force, others=[".npz"])
         if page is not None:
@@ -65,81 +63,85 @@ class EvaluationOutputs:
             other = ENGINES["torch"].open(check_folder(against), device)
         return cls(output=output, page=page, against=against, other=other, force=force)
 
-    def check(self, parts: BundleInfo) -> None:
-        """Refuse a bundle that does not predict one class."""
-        parts.check_single_label("--output, --page and --against")
+    def check(self, info: BundleInfo) -> None:
+        """Raise UsageError for a bundle that does not predict one class."""
+        info.check_single_label("--output, --page and --against")
 
-    def take(
-        self, answered: SplitEvaluation, scores: dict[str, Any], *, model: str, preprocess: Preprocess, workers: int
+    def write(
+        self, evaluation: SplitEvaluation, scores: dict[str, Any], *, model: str, preprocess: Preprocess, workers: int
     ) -> None:
-        """Write the predictions of a model, and add the comparison to its scores."""
+        """Write the outputs. Add the comparison with the other model to `scores`, as "against"."""
         if self.against is not None:
-            other = self._predictions_of_other(answered, scores, workers)
-            scores["against"] = comparison_json(to_saved_predictions(answered).against(other), model, self.against)
+            other = self._predictions_of_other(evaluation, scores, workers)
+            scores["against"] = comparison_json(to_saved_predictions(evaluation).against(other), model, self.against)
         if self.output is not None:
-            write_output(answered, self.output, force=self.force)
+            write_output(evaluation, self.output, force=self.force)
         if self.page is not None:
-            write_mistakes(answered, scores, preprocess, self.page, model=model, workers=workers, force=self.force)
+            write_mistakes(evaluation, scores, preprocess, self.page, model=model, workers=workers, force=self.force)
 
     def _predictions_of_other(
-        self, answered: SplitEvaluation, scores: dict[str, Any], workers: int
+        self, evaluation: SplitEvaluation, scores: dict[str, Any], workers: int
     ) -> SavedPredictions:
-        """The other model's predictions of the same images. A note says if it was trained on them."""
+        """Return the other model's predictions for the same images. Note in `scores` if it was trained on them."""
         if not isinstance(self.other, Engine):
             return cast(SavedPredictions, self.other)
         provenance = self.other.info.provenance
-        scores["notes"] += note_if_trained_on(answered.dataset, answered.split, provenance, str(self.against))
+        scores["notes"] += note_if_trained_on(evaluation.dataset, evaluation.split, provenance, str(self.against))
         try:
-            return to_saved_predictions(evaluate_split(self.other, answered.dataset, answered.chosen, workers=workers))
+            return to_saved_predictions(
+                evaluate_split(self.other, evaluation.dataset, evaluation.chosen, workers=workers)
+            )
         except UsageError as error:
             raise UsageError(f"--against {self.against}: {error}") from None
 
 
-def to_saved_predictions(answered: SplitEvaluation) -> SavedPredictions:
-    """The answers, to compare them with other models' later."""
+def to_saved_predictions(evaluation: SplitEvaluation) -> SavedPredictions:
+    """Return the predictions in the form that is saved and compared with other models."""
     return SavedPredictions.of(
-        answered.dataset,
-        answered.split,
-        answered.answers.indices,
-        answered.answers.probabilities,
-        answered.place,
+        evaluation.dataset,
+        evaluation.split,
+        evaluation.answers.indices,
+        evaluation.answers.probabilities,
+        evaluation.place,
     )
 
 
-def write_output(answered: SplitEvaluation, output: Path, *, force: bool = False) -> None:
-    """Write each image's truth and best answers to a table, or all answers to an .npz file."""
+def write_output(evaluation: SplitEvaluation, output: Path, *, force: bool = False) -> None:
+    """Write the true class and the top classes of each image to a table, or all probabilities to an .npz file."""
     if output.suffix.lower() == ".npz":
-        to_saved_predictions(answered).write(output, force=force)
+        to_saved_predictions(evaluation).write(output, force=force)
         return
-    best = min(_BEST, len(answered.names))
-    with open_table(output, best=best, truth=True, force=force) as rows:
-        for row in _rows(answered, best):
-            rows.add(row)
+    top_k = min(_TOP_K, len(evaluation.names))
+    with open_table(output, best=top_k, truth=True, force=force) as table_file:
+        for row in _prediction_rows(evaluation, top_k):
+            table_file.add(row)
 
 
-def _rows(answered: SplitEvaluation, best: int) -> Iterator[PredictionRow]:
-    for index, truth, probabilities in zip(*answered.answers, strict=True):
-        chosen = np.argsort(-probabilities, kind="stable")[:best]
-        named = [{"label": answered.names[place], "score": float(probabilities[place])} for place in chosen]
-        yield {"file": answered.split.image_name(int(index)), "truth": answered.names[truth], "predictions": named}
+def _prediction_rows(evaluation: SplitEvaluation, top_k: int) -> Iterator[PredictionRow]:
+    """Yield one table row per image, with its `top_k` most probable classes."""
+    names = evaluation.names
+    for index, truth, probabilities in zip(*evaluation.answers, strict=True):
+        classes = np.argsort(-probabilities, kind="stable")[:top_k]
+        predictions = [{"label": names[label], "score": float(probabilities[label])} for label in classes]
+        yield {"file": evaluation.split.image_name(int(index)), "truth": names[truth], "predictions": predictions}
 
 
-def comparison_json(paired: PairedComparison, one: str, other: str) -> dict[str, Any]:
-    """A comparison as JSON."""
-    right = [round(share * paired.count) for share in paired.accuracies]
+def comparison_json(paired: PairedComparison, model: str, other: str) -> dict[str, Any]:
+    """Return a comparison of two models as JSON. `model` and `other` are their names."""
+    correct = [round(share * paired.count) for share in paired.accuracies]
     return {
         "bundle": other,
         "accuracy": paired.accuracies[1],
-        "accuracy_interval": list(wilson_interval(right[1], paired.count)),
+        "accuracy_interval": list(wilson_interval(correct[1], paired.count)),
         "only_this": paired.one,
         "only_other": paired.other,
         "p_value": paired.p_value,
-        "sentence": paired.sentence(one, other),
+        "sentence": paired.sentence(model, other),
     }
 
 
 def write_mistakes(
-    answered: SplitEvaluation,
+    evaluation: SplitEvaluation,
     scores: dict[str, Any],
     preprocess: Preprocess,
     output: Path,
@@ -148,75 +150,77 @@ def write_mistakes(
     workers: int = 2,
     force: bool = False,
 ) -> None:
-    """Write a page of mistakes: likely wrong labels first, then the most certain; all of them."""
-    answers, split, names = answered.answers, answered.split, answered.names
-    probabilities, rows = answers.probabilities, np.arange(len(answers.labels))
-    said = probabilities.argmax(axis=1)
-    score, own = probabilities[rows, said], probabilities[rows, answers.labels]
-    is_doubtful = find_doubtful_labels(probabilities, answers.labels)
+    """Write pages of all mistakes to the folder `output`.
 
-    def judged(chosen: np.ndarray) -> list[EvaluatedImage]:
+    Images whose label is likely wrong come first, then the most confident mistakes. The least certain correct
+    predictions follow on a page of their own.
+    """
+    predictions, split, names = evaluation.answers, evaluation.split, evaluation.names
+    probabilities, labels, rows = predictions.probabilities, predictions.labels, np.arange(len(predictions.labels))
+    predicted = probabilities.argmax(axis=1)
+    confidence, truth_probability = probabilities[rows, predicted], probabilities[rows, labels]
+    is_doubtful = find_doubtful_labels(probabilities, labels)
+
+    def evaluated_images(rows: np.ndarray) -> list[EvaluatedImage]:
         return [
             EvaluatedImage(
-                index=int(answers.indices[row]),
-                name=split.image_name(int(answers.indices[row])),
-                truth=names[answers.labels[row]],
-                answer=names[said[row]],
-                score=float(score[row]),
-                own=float(own[row]),
+                index=int(predictions.indices[row]),
+                name=split.image_name(int(predictions.indices[row])),
+                truth=names[labels[row]],
+                prediction=names[predicted[row]],
+                confidence=float(confidence[row]),
+                truth_probability=float(truth_probability[row]),
                 is_doubtful=bool(is_doubtful[row]),
             )
-            for row in chosen
+            for row in rows
         ]
 
-    def thumbnails(some: Sequence[EvaluatedImage]) -> Iterator[str]:
-        jobs = (partial(_thumbnail, preprocess, split.images[one.index]) for one in some)
+    def thumbnails(images: Sequence[EvaluatedImage]) -> Iterator[str]:
+        jobs = (partial(_thumbnail, preprocess, split.images[image.index]) for image in images)
         return prefetch(jobs, workers, ahead=8 * max(workers, 1))
 
-    wrong, right = np.flatnonzero(said != answers.labels), np.flatnonzero(said == answers.labels)
+    wrong, correct = np.flatnonzero(predicted != labels), np.flatnonzero(predicted == labels)
     write_mistake_pages(
         output,
         model,
         about=f"{scores['data']} ({scores['split']})",
-        summary=_summary(scores, len(wrong)),
-        confusions=_confusions(scores, names),
-        mistakes=judged(wrong[np.lexsort((-score[wrong], ~is_doubtful[wrong]))]),
-        right=judged(right[np.argsort(score[right], kind="stable")][:ON_PAGE]),
+        summary=_score_summary(scores, len(wrong)),
+        confusions=_confusion_table(scores, names),
+        mistakes=evaluated_images(wrong[np.lexsort((-confidence[wrong], ~is_doubtful[wrong]))]),
+        correct=evaluated_images(correct[np.argsort(confidence[correct], kind="stable")][:IMAGES_PER_PAGE]),
         thumbnails=thumbnails,
         force=force,
     )
 
 
 def _thumbnail(preprocess: Preprocess, image: str | np.ndarray) -> str:
+    """Return the data URL of an image, or an empty string if its file became unreadable after the evaluation."""
     try:
         return thumbnail_data_url(preprocess.crop(image))
-    except CorruptFileError:  # it was readable when it was evaluated
+    except CorruptFileError:
         return ""
 
 
-def _summary(scores: dict[str, Any], wrong: int) -> Html:
+def _score_summary(scores: dict[str, Any], mistake_count: int) -> Html:
+    """Return accuracy and number of mistakes as headline numbers."""
     low, high = scores["accuracy_interval"]
-    about = t("accuracy", count=scores["count"], split=scores["split"], low=f"{low:.1%}", high=f"{high:.1%}")
-    return headline_numbers(
-        [
-            (about, f"{scores['accuracy']:.1%}"),
-            (t("mistakes"), f"{wrong:,}"),
-        ]
-    )
+    caption = t("accuracy", count=scores["count"], split=scores["split"], low=f"{low:.1%}", high=f"{high:.1%}")
+    return headline_numbers([(caption, f"{scores['accuracy']:.1%}"), (t("mistakes"), f"{mistake_count:,}")])
 
 
-def _confusions(scores: dict[str, Any], names: Sequence[str]) -> Html:
+def _confusion_table(scores: dict[str, Any], names: Sequence[str]) -> Html:
+    """Return a table of the most frequent pairs of true and predicted class. Empty if there are no mistakes."""
     if scores["confusion"] is None or scores["accuracy"] == 1:
         return Html("")
     confusion = np.array(scores["confusion"])
-    counts = confusion.sum(axis=1)
+    class_counts = confusion.sum(axis=1)
     np.fill_diagonal(confusion, 0)
-    found = np.argsort(-confusion, axis=None, kind="stable")[:_CONFUSIONS]
-    pairs = zip(*(one.tolist() for one in np.unravel_index(found, confusion.shape)), strict=True)
+    largest = np.argsort(-confusion, axis=None, kind="stable")[:_MAX_CONFUSIONS]
+    truths, predictions = np.unravel_index(largest, confusion.shape)
     rows = [
-        (names[true], names[said], f"{confusion[true, said]:,}", f"{confusion[true, said] / counts[true]:.1%}")
-        for true, said in pairs
-        if confusion[true, said]
+        (names[truth], names[predicted], f"{count:,}", f"{count / class_counts[truth]:.1%}")
+        for truth, predicted in zip(truths.tolist(), predictions.tolist(), strict=True)
+        if (count := confusion[truth, predicted])
     ]
-    heads = [t(name) for name in ("is", "answer", "times", "of-class")]
-    return Html(f"<h2>{t('confused')}</h2>{table(heads, rows, frozenset({2, 3}))}")
+    headers = [t(name) for name in ("is", "prediction", "times", "of-class")]
+    return Html(f"<h2>{t('confused')}</h2>{table(headers, rows, frozenset({2, 3}))}")

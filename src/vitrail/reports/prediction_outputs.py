@@ -1,4 +1,4 @@
-"""Where the answers of `vitrail predict` go besides the terminal, and in which order."""
+"""Optional outputs of `vitrail predict`: a table, a contact sheet, features; and the order of the predictions."""
 
 import contextlib
 import dataclasses
@@ -16,50 +16,53 @@ from vitrail.reports.contact_sheet import ContactSheet, open_contact_sheet
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictionOutputs:
-    """What is written of the answers."""
+    """Outputs of `predict` that the user asked for besides the terminal."""
 
     table: Path | None = None
-    """A table: a file of one of the `FORMATS`."""
+    """File for a table of predictions, in one of the `FORMATS`."""
     page: Path | None = None
-    """A folder for a contact sheet."""
+    """Folder for a contact sheet."""
     features: Path | None = None
-    """An .npz file of features, the input of the head."""
+    """An .npz file for the features, the input of the classification head."""
     sort: Order | None = None
-    """The order of the answers; by default that of the images."""
+    """Order of the predictions. None: the order of the images."""
     force: bool = False
     """Whether existing outputs are overwritten."""
 
     @property
     def need_classes(self) -> bool:
-        """Whether they are of answers that name a class."""
+        """Whether an output needs a model that predicts classes."""
         return self.table is not None or self.page is not None or self.sort is not None
 
     def check(self) -> None:
-        """Refuse what could not be written, before any work is done."""
+        """Raise UsageError if an output cannot be written. Called before anything is computed."""
         if self.features is not None:
-            _check_features(self.features, force=self.force)
+            _check_features_file(self.features, force=self.force)
         if self.table is not None:
             check_table(self.table, force=self.force)
         if self.page is not None:
             check_output(self.page, force=self.force)
 
-    def take(self, rows: Iterable[PredictionRow], *, model: str, best: int) -> Generator[PredictionRow]:
-        """Write rows as soon as they are known or, if they are sorted, when all are, `best` classes of each; and yield
-        them."""
+    def write(self, rows: Iterable[PredictionRow], *, model: str, top_k: int) -> Generator[PredictionRow]:
+        """Write rows to the outputs and yield them without features and thumbnails.
+
+        Unsorted rows are written and yielded at once, sorted ones after the last. The table has `top_k` classes per
+        image.
+        """
         features: list[tuple[str, np.ndarray]] = []
         with contextlib.ExitStack() as stack:
             table = None
             if self.table is not None:
-                table = stack.enter_context(open_table(self.table, best=best, force=self.force))
+                table = stack.enter_context(open_table(self.table, best=top_k, force=self.force))
             sheet = None
             if self.page is not None:
                 by = self.sort or "uncertain"
                 sheet = stack.enter_context(open_contact_sheet(self.page, model, by=by, force=self.force))
-            plain = _separate(rows, features, sheet)
+            plain_rows = _strip_arrays(rows, features, sheet)
             if self.sort is not None:
-                beside = None if self.table is None else self.table.absolute().parent
-                plain = stack.enter_context(sort_rows(plain, self.sort, beside))
-            for row in plain:
+                folder = None if self.table is None else self.table.absolute().parent
+                plain_rows = stack.enter_context(sort_rows(plain_rows, self.sort, folder))
+            for row in plain_rows:
                 if table is not None:
                     table.add(row)
                 yield row
@@ -67,10 +70,10 @@ class PredictionOutputs:
             _write_features(self.features, features, force=self.force)
 
 
-def _separate(
+def _strip_arrays(
     rows: Iterable[PredictionRow], features: list[tuple[str, np.ndarray]], sheet: ContactSheet | None
 ) -> Iterator[PredictionRow]:
-    """The rows without features and thumbnails, which go to the list and to the sheet."""
+    """Yield rows without features and thumbnails. Append features to the list and thumbnails to the contact sheet."""
     for row in rows:
         if "features" in row:
             features.append((row["file"], row.pop("features")))
@@ -80,7 +83,7 @@ def _separate(
         yield row
 
 
-def _check_features(path: Path, *, force: bool) -> None:
+def _check_features_file(path: Path, *, force: bool) -> None:
     if path.suffix != ".npz" or path.is_dir():
         raise UsageError(f"Features must go to a file that ends in .npz, got {str(path)!r}.")
     refuse_existing(path, force=force)
@@ -88,7 +91,7 @@ def _check_features(path: Path, *, force: bool) -> None:
 
 
 def _write_features(path: Path, rows: list[tuple[str, np.ndarray]], *, force: bool) -> None:
-    """Write names of files and their features, (n) and (n, D), to one .npz, atomically."""
+    """Write file names (n) and features (n, D) to one .npz file, atomically. Raise CorruptFileError for no rows."""
     if not rows:
         raise CorruptFileError(f"No image could be read, so {str(path)!r} is not written.")
     files, features = zip(*rows, strict=True)
