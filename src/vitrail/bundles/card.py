@@ -1,4 +1,4 @@
-"""The model card: what a bundle says of itself to people and to model hubs."""
+"""The model card (README.md) of a bundle, for people and for model hubs."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from vitrail.models.config import ModelConfig
 
 _LISTED = 20  # entries of a long list or table that a card shows
 
-# Licences that the Hugging Face Hub has a word for; it takes others as "other", with a name beside.
+# Licences that the Hugging Face Hub knows. Others are written as `license: other` with a `license_name`.
 _LICENCES = re.compile(
     r"apache-2\.0|mit|bsd(-[23]-clause)?|isc|cc0-1\.0|cc-by(-(nc|sa|nd|nc-sa|nc-nd))?-[234]\.[05]|(a|l)?gpl-3\.0|gpl-2\.0"
     r"|mpl-2\.0|openrail|unlicense|unknown|other"
@@ -21,8 +21,8 @@ _LICENCES = re.compile(
 def model_card(
     config: ModelConfig, provenance: dict[str, Any], *, library: str = "vitrail", use: Sequence[str] | None = None
 ) -> str:
-    """The model card, with the front matter that model hubs read; `use` is the Python that runs the model in a
-    library."""
+    """Return the model card as Markdown, with the front matter that model hubs read. `use` is the Python code that runs
+    the model in `library`."""
     info = config.info()
     height, width = info["resolution"]
     predicts = config.predicts
@@ -54,38 +54,43 @@ def model_card(
         "",
         "## Where it comes from",
         "",
-        *(line for key, value in provenance.items() for line in _item(key, value)),
+        *(line for key, value in provenance.items() for line in _list_item(key, value)),
     ]
     if not provenance:
         lines.append("Nothing is recorded.")
     return "\n".join(lines) + "\n"
 
 
-def _item(name: str, value: Any, indent: str = "") -> Iterator[str]:
-    """An entry of the provenance as an item of a Markdown list; what it contains is a list below it."""
+def _list_item(name: str, value: Any, indent: str = "") -> Iterator[str]:
+    """Yield the lines of a provenance entry as an item of a Markdown list. Its own entries become a nested list."""
     match value:
         case {**entries} if entries:
-            inside = [line for key, one in islice(entries.items(), _LISTED) for line in _item(key, one, f"{indent}  ")]
-        case [*entries] if any(isinstance(one, str | list | dict) for one in entries):
-            inside = [f"{indent}  - {_in_words(one)}" for one in entries[:_LISTED]]
+            nested_lines = [
+                line
+                for key, entry in islice(entries.items(), _LISTED)
+                for line in _list_item(key, entry, f"{indent}  ")
+            ]
+        case [*entries] if any(isinstance(entry, str | list | dict) for entry in entries):
+            nested_lines = [f"{indent}  - {_format_value(entry)}" for entry in entries[:_LISTED]]
         case _:
-            text = _in_words(value)
+            text = _format_value(value)
             text = f"`{text}`" if name == "command" and "`" not in text else text
-            yield f"{indent}- {_name(name)}: {text}"
+            yield f"{indent}- {_format_key(name)}: {text}"
             return
-    yield f"{indent}- {_name(name)}:"
-    yield from inside
+    yield f"{indent}- {_format_key(name)}:"
+    yield from nested_lines
     if len(entries) > _LISTED:
         yield f"{indent}  - and {len(entries) - _LISTED:,} more, in provenance.json"
 
 
-def _name(key: str) -> str:
-    """A key in words; the names of files are keys, too."""
-    return key.replace("_", " ") if key.isidentifier() else _in_words(key)
+def _format_key(key: str) -> str:
+    """Return the text for a key of the provenance. Keys that are not identifiers, such as file names, stay as they
+    are."""
+    return key.replace("_", " ") if key.isidentifier() else _format_value(key)
 
 
-def _in_words(value: Any) -> str:
-    """A value on one line."""
+def _format_value(value: Any) -> str:
+    """Return a value of the provenance as text on one line."""
     match value:
         case None | []:
             return "none"
@@ -94,7 +99,7 @@ def _in_words(value: Any) -> str:
         case float():
             return f"{value:.6g}"
         case [*entries]:
-            return ", ".join(map(_in_words, entries))
+            return ", ".join(map(_format_value, entries))
         case {**entries}:
-            return ", ".join(f"{_name(key)} {_in_words(one)}" for key, one in entries.items()) or "none"
+            return ", ".join(f"{_format_key(key)} {_format_value(entry)}" for key, entry in entries.items()) or "none"
     return " ".join(str(value).split())

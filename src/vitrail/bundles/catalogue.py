@@ -1,5 +1,4 @@
-"""The public checkpoints that vitrail can read, by names of ours. The table is catalogue.toml; nothing here needs torch
-or a network."""
+"""The catalogue of public checkpoints that vitrail can read (catalogue.toml). Needs neither torch nor a network."""
 
 import dataclasses
 import fnmatch
@@ -18,29 +17,29 @@ class Published:
     """A public checkpoint."""
 
     name: str
-    """Our name for it, such as `vit-b16.augreg-in21k-1k`: the model, then the data it was trained on."""
+    """Name of the checkpoint in vitrail, such as `vit-b16.augreg-in21k-1k`: the model, then its training data."""
     model: str
     """The model's name in `vitrail models`."""
     pixels: int
     classes: int
-    """0 if it has no head."""
+    """Number of classes; 0 for a checkpoint without a head."""
     hub: str
     """Repository of the Hugging Face Hub."""
     licence: str
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Where it differs from the model of that name."""
+    """Settings that differ from those of `model`."""
     original: str | None = None
-    """Address of the file that its authors published."""
+    """Address of the file that the authors published."""
     accuracy: float | None = None
     """Published accuracy on ImageNet's validation images, in per cent."""
     linear: float | None = None
-    """The same for a linear classifier on the frozen features."""
+    """Published accuracy of a linear classifier on the frozen features, in per cent."""
     source: str | None = None
-    """Who published these numbers."""
+    """Publisher of `accuracy` and `linear`."""
 
     @property
     def address(self) -> str:
-        """What `vitrail convert` fetches for this name."""
+        """The address that `vitrail convert` fetches for this name."""
         return f"hf:{self.hub}"
 
     @property
@@ -50,36 +49,38 @@ class Published:
 
     @property
     def class_names(self) -> list[str] | None:
-        """ImageNet's 1,000 names, in the order that all of these checkpoints have; None for other classes."""
+        """ImageNet's 1,000 class names, in the order that all of these checkpoints use. None for other classes."""
         if self.classes != 1000:
             return None
-        return _read("imagenet-1k.txt").splitlines()
+        return _read_resource("imagenet-1k.txt").splitlines()
 
     def to_json(self) -> dict[str, Any]:
-        """A row of `vitrail weights --json`."""
+        """Return the row of this checkpoint in `vitrail weights --json`."""
         row = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "settings"}
         return row | {"hub": self.address, "parameters": self.config.parameters}
 
 
 @functools.cache
 def catalogue() -> dict[str, Published]:
-    """All public checkpoints by name."""
-    return {name: Published(name=name, **row) for name, row in tomllib.loads(_read("catalogue.toml")).items()}
+    """Return all public checkpoints by name."""
+    return {name: Published(name=name, **row) for name, row in tomllib.loads(_read_resource("catalogue.toml")).items()}
 
 
-def _read(name: str) -> str:
+def _read_resource(name: str) -> str:
     return resources.files("vitrail.bundles").joinpath(name).read_text(encoding="utf-8")
 
 
 def list_published(pattern: str = "*") -> list[Published]:
-    """Public checkpoints whose name, model or repository matches a pattern with `*` and `?`, in upper or lower case. A
-    pattern that matches nothing may be how these begin: `dino` is `dino*`."""
-    for wanted in (pattern, f"{pattern}*"):
+    """Return public checkpoints whose name, model or repository matches a pattern with `*` and `?`, ignoring case.
+
+    A pattern that matches nothing is tried as a prefix: `dino` is `dino*`. Raise UsageError if that matches nothing.
+    """
+    for candidate in (pattern, f"{pattern}*"):
         matching = [
             published
             for published in catalogue().values()
             if any(
-                fnmatch.fnmatchcase(text.lower(), wanted.lower())
+                fnmatch.fnmatchcase(text.lower(), candidate.lower())
                 for text in (published.name, published.model, published.hub)
             )
         ]
@@ -91,6 +92,11 @@ def list_published(pattern: str = "*") -> list[Published]:
 
 
 def suggest_published(name: str) -> str:
-    """`" Did you mean 'vit-b16.in21k'?"`: a checkpoint of a similar name, also for names of timm and of the Hub."""
-    theirs = {alias: one.name for one in catalogue().values() for alias in (one.hub, one.hub.partition("/")[2])}
-    return did_you_mean(name, catalogue(), theirs)
+    """Suggest a checkpoint with a similar name, also for names of timm and of the Hub:
+    `" Did you mean 'vit-b16.in21k'?"`."""
+    aliases = {
+        alias: published.name
+        for published in catalogue().values()
+        for alias in (published.hub, published.hub.partition("/")[2])
+    }
+    return did_you_mean(name, catalogue(), aliases)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.bundles.bundle import Bundle, load, not_finite, save
+from vitrail.bundles.bundle import Bundle, find_not_finite, load, save
 from vitrail.bundles.catalogue import catalogue
 from vitrail.bundles.decision import SINGLE_LABEL, decision_rule_from_json
 from vitrail.bundles.file_names import CARD
@@ -346,8 +346,8 @@ def _fill(config: ModelConfig, tensors: dict[str, Tensor]) -> AnyModel:
                 f"{name} must have the shape {tuple(expected[name].shape)} in {config.name or config.family}, got"
                 f" {tuple(tensor.shape)}."
             )
-    if broken := not_finite(tensors):
-        raise CorruptFileError(f"Weights must be finite, got NaN or infinity in {', '.join(broken[:5])}.")
+    if not_finite := find_not_finite(tensors):
+        raise CorruptFileError(f"Weights must be finite, got NaN or infinity in {', '.join(not_finite[:5])}.")
     model.load_state_dict(tensors, assign=True)
     model.fill_tables()
     return model.eval()

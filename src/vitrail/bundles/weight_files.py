@@ -122,7 +122,7 @@ def _read_shards(index: Path, notes: list[str]) -> dict[str, Tensor]:
 
 def _read_npz(file: Path, notes: list[str]) -> dict[str, Tensor]:
     # Beside the arrays: our model in 32-bit floats, and a reading of bfloat16 as such.
-    found = array_files.read_npz(file, _is_real, beside=8)
+    found = array_files.read_npz(file, _is_real, extra_bytes=8)
     if others := [name for name, array in found.items() if array is None]:
         notes.append(f"arrays that are not floating point are left out: {', '.join(others[:4])}")
     try:
