@@ -668,7 +668,7 @@ def test_auto_is_the_accelerator_that_torch_finds(accelerator, monkeypatch, caps
 
 
 def test_paths_are_opened_on_auto_and_models_stay_where_they_are(bundle, monkeypatch):
-    from vitrail.analysis.inspected_model import open_subject
+    from vitrail.analysis.inspected_model import open_inspected_model
     from vitrail.bundles import bundle as bundles
 
     chosen = []
@@ -677,7 +677,7 @@ def test_paths_are_opened_on_auto_and_models_stay_where_they_are(bundle, monkeyp
     for opened in (bundle, loaded):
         vitrail.Classifier(opened)
         vitrail.evaluate(opened, "digits", protocol="knn")
-        open_subject(opened)
+        open_inspected_model(opened)
     assert chosen == ["auto"] * 3
     vitrail.Classifier(loaded, device="cpu")
     assert chosen == ["auto"] * 3 + ["cpu"]

@@ -1,6 +1,7 @@
-"""Receptive fields: how strongly each pixel changes the state at the centre of a layer, for any family.
+"""Receptive fields of any family: how strongly each pixel changes the state at the centre of a layer.
 
-The inductive bias of an architecture is visible before training: which pixels *can* change a state at all.
+The receptive field of an untrained model shows the inductive bias of its architecture: the pixels that can change a
+state at all.
 """
 
 import contextlib
@@ -20,40 +21,44 @@ from vitrail.models.device import evaluating
 
 
 def reach(model: AnyModel, images: Tensor, layer: int, draws: int = 8) -> np.ndarray:
-    """Mean |gradient| of the centre's state after `layer` with respect to each pixel: (H, W), largest value 1.
+    """Return the receptive field (H, W) of the state at the image's centre after `layer`; the largest value is 1.
 
-    The gradient is of a sum of the state's features with random signs, `draws` times: norms would cancel a plain sum.
-    iGPT rounds colours, so there the gradient is of the embedded tokens, one for each pixel.
+    Each value is the mean absolute gradient of the state with respect to a pixel. The gradient is that of a sum of the
+    state's features with random signs, drawn `draws` times, because normalisation would cancel a plain sum. iGPT rounds
+    colours, so its gradient is taken with respect to the embedded tokens, one for each pixel.
     """
     return reaches(model, images, [layer], draws)[layer].influence
 
 
 class Reach(NamedTuple):
-    """The receptive field of the centre of a layer."""
+    """Receptive field of the state at the centre of a layer."""
 
     influence: np.ndarray
-    """(H, W), largest value 1."""
+    """Influence of each pixel on the state, (H, W); the largest value is 1."""
     middle: tuple[float, float]
-    """Position of the centre's state, in pixels from the top left corner: the middle of a patch or pixel."""
+    """Position (down, right) of the state in pixels from the top left corner: the middle of a patch or pixel."""
 
     def areas(self, shares: Sequence[float]) -> dict[float, float]:
-        """For each share of the sum, the part of the image covered by the smallest square around the centre that
-        contains it."""
+        """Return the size of the receptive field by share of the influence, as a part of the image's area.
+
+        For each share, it is the area of the smallest square around the centre that contains the share.
+        """
         rows, columns = (
-            np.abs(np.arange(side) + 0.5 - at) for side, at in zip(self.influence.shape, self.middle, strict=True)
+            np.abs(np.arange(side) + 0.5 - middle)
+            for side, middle in zip(self.influence.shape, self.middle, strict=True)
         )
         distance = np.maximum(rows[:, None], columns).ravel()
         order = np.argsort(distance, kind="stable")
-        held = np.cumsum(self.influence.ravel()[order])
-        found = {}
+        cumulative = np.cumsum(self.influence.ravel()[order])
+        area_by_share = {}
         for share in shares:
-            last = order[min(np.searchsorted(held, share * held[-1] * (1 - 1e-12)), len(order) - 1)]
-            found[share] = float((distance <= distance[last] + 1e-9).mean())
-        return found
+            last = order[min(np.searchsorted(cumulative, share * cumulative[-1] * (1 - 1e-12)), len(order) - 1)]
+            area_by_share[share] = float((distance <= distance[last] + 1e-9).mean())
+        return area_by_share
 
 
 def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int = 8) -> dict[int, Reach]:
-    """`reach` of several layers, with one forward pass per image."""
+    """Return the receptive field of the centre of each of `layers` (see `reach`), with one forward pass per image."""
     config = model.config
     for layer in layers:
         check_integer("layer", layer, low=0, high=config.depth - 1)
@@ -62,7 +67,7 @@ def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int =
     generator = torch.Generator().manual_seed(0)
     sums = {layer: np.zeros(config.resolution) for layer in layers}
     middles = {}
-    with torch.enable_grad(), evaluating(model), _with_gradients(model):
+    with torch.enable_grad(), evaluating(model), _gradients_enabled(model):
         for image in images.split(1):
             activations = Activations(frozenset(layers), with_attention=False)
             pixels = image.detach().clone().requires_grad_()
@@ -71,7 +76,7 @@ def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int =
             source = activations.steps["tokens"] if "colours" in activations.steps else pixels
             for layer in layers:
                 output = activations.steps[f"blocks.{layer}"]
-                state_1D, middles[layer] = _centre(output, model), _middle(output, config)
+                state_1D, middles[layer] = _centre_state(output, model), _centre_position(output, config)
                 for _ in range(draws):
                     signs = torch.randint(0, 2, state_1D.shape, generator=generator).to(state_1D) * 2 - 1
                     (gradient,) = torch.autograd.grad((state_1D * signs).sum(), source, retain_graph=True)
@@ -84,11 +89,11 @@ def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int =
     return {layer: Reach(influence / influence.max(), middles[layer]) for layer, influence in sums.items()}
 
 
-def _centre(output: Tensor, model: AnyModel) -> Tensor:
-    """The state (B, D) at the centre of the image in a layer's output."""
+def _centre_state(output: Tensor, model: AnyModel) -> Tensor:
+    """Return the state (B, D) at the centre of the image in a layer's output."""
     if output.ndim == 4:  # a feature map
         return output[:, :, output.shape[2] // 2, output.shape[3] // 2]
-    if output.ndim == 2:  # no places at all
+    if output.ndim == 2:  # one state for the whole image
         return output
     rows, columns = model.config.grid or (1, 1)
     tokens = torch.arange(rows * columns, device=output.device)[None, :, None]
@@ -97,8 +102,8 @@ def _centre(output: Tensor, model: AnyModel) -> Tensor:
 
 
 @contextlib.contextmanager
-def _with_gradients(model: AnyModel) -> Generator[None]:
-    """Context in which every parameter has a gradient, and with them the embedded tokens of a frozen model."""
+def _gradients_enabled(model: AnyModel) -> Generator[None]:
+    """Context in which every parameter requires a gradient, so that the tokens of a frozen model have one, too."""
     requires_grad = {parameter: parameter.requires_grad for parameter in model.parameters()}
     model.requires_grad_()
     try:
@@ -108,10 +113,10 @@ def _with_gradients(model: AnyModel) -> Generator[None]:
             parameter.requires_grad_(before)
 
 
-def _middle(output: Tensor, config: ModelConfig) -> tuple[float, float]:
-    """Position of that state, in pixels from the top left corner."""
+def _centre_position(output: Tensor, config: ModelConfig) -> tuple[float, float]:
+    """Return the position (down, right) of the state of `_centre_state`, in pixels from the top left corner."""
     height, width = config.resolution
-    if output.ndim == 4:  # cell i of a feature map looks at the pixel i strides from the edge
+    if output.ndim == 4:  # cell i of a feature map is centred on the pixel i strides from the edge
         rows, columns = output.shape[2:]
         return rows // 2 * height / rows + 0.5, columns // 2 * width / columns + 0.5
     rows, columns = (config.grid if output.ndim == 3 else None) or (height, width)

@@ -117,13 +117,13 @@ def inspect(
                 patch = row, column
             case _:
                 raise UsageError(f"Patch must be a row and a column, got {patch!r}.")
-    from vitrail.analysis.inspected_model import open_subject
+    from vitrail.analysis.inspected_model import open_inspected_model
     from vitrail.data.sources.registry import sample_images
     from vitrail.reports.inspect.inspection_page import Inspection
     from vitrail.reports.inspect.panel_results import compute_panels
 
-    subject = open_subject(bundle, device=device)
-    other = None if against is None else open_subject(against, device=device)
+    subject = open_inspected_model(bundle, device=device)
+    other = None if against is None else open_inspected_model(against, device=device)
     examination = compute_panels(
         subject.bundle,
         shown,

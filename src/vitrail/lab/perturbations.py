@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.evidence import fill
+from vitrail.analysis.evidence import fill_cells
 from vitrail.core import rng
 from vitrail.core.settings import Pair
 from vitrail.evaluation.metrics import calibration_error
@@ -102,7 +102,7 @@ def drop(share: float, grid: Pair) -> Perturbation:
         count = grid[0] * grid[1]
         keys = rng.bits(count, numbers[:, None], np.arange(count), stream="lab drop")
         is_dropped = np.argsort(np.argsort(keys, axis=1), axis=1) < round(share * count)
-        return fill(images, torch.from_numpy(is_dropped).to(images.device), grid)
+        return fill_cells(images, torch.from_numpy(is_dropped).to(images.device), grid)
 
     return perturb
 

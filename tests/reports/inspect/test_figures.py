@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitrail.analysis.heads import reading
+from vitrail.analysis.heads import head_input_weights
 from vitrail.analysis.receptive_field import Reach, reach, reaches
 from vitrail.bundles.pretrained import create
 from vitrail.core.errors import UsageError
@@ -105,10 +105,10 @@ def test_attention_figure_shows_each_layer_and_head():
 def test_what_the_head_reads():
     model = create("ViT-Nano/7")
     activations = look(model, torch.rand(2, 1, 28, 28))
-    assert (reading(activations, model.layout()) == np.eye(17)[[0, 0]]).all()
+    assert (head_input_weights(activations, model.layout()) == np.eye(17)[[0, 0]]).all()
     model = create("ViT-Nano/7", pool="gap", registers=2)
     assert model.layout().prefix == 2
-    shares = reading(look(model, torch.rand(2, 1, 28, 28)), model.layout())
+    shares = head_input_weights(look(model, torch.rand(2, 1, 28, 28)), model.layout())
     assert (shares == np.array([0, 0] + [1 / 16] * 16, np.float32)).all()
     assert create("Hybrid-Nano").layout().step == (8, 8)  # pixels, not cells of the stem's map
     assert create("ResNet-Nano").layout() is None

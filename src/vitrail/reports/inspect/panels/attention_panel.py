@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from torch import Tensor
 
-from vitrail.analysis.heads import reading
+from vitrail.analysis.heads import head_input_weights
 from vitrail.core.errors import UsageError
 from vitrail.core.message_files import load_messages
 from vitrail.data.thumbnail import image_data_url
@@ -90,7 +90,7 @@ class AttentionPanel(Panel):
         self.weights[number] = {
             layer: activations.attention[layer][0, self.heads].float().cpu().numpy() for layer in self.layers
         }
-        self.token_shares[number] = reading(activations, self._layout)[0]
+        self.token_shares[number] = head_input_weights(activations, self._layout)[0]
 
     def head_input_attention(self, number: int, layer: int) -> np.ndarray:
         """Return the attention (H, T) of the tokens that the classification head reads, weighted by their shares."""

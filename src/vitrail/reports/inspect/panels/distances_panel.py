@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vitrail.analysis.heads import Heads, measure_heads
+from vitrail.analysis.heads import HeadStatistics, measure_heads
 from vitrail.core.message_files import load_messages
 from vitrail.evaluation.metrics import mean_interval
 from vitrail.models.activations import Activations
@@ -23,8 +23,8 @@ class DistancesPanel(Panel):
 
     def __init__(self, name: str, context: InspectionContext) -> None:
         super().__init__(name, context)
-        self._heads_by_image: dict[int, list[Heads]] = {}
-        self.heads: dict[int, Heads] = {}
+        self._heads_by_image: dict[int, list[HeadStatistics]] = {}
+        self.heads: dict[int, HeadStatistics] = {}
         """Statistics of each layer, (images, H)."""
 
     def why_absent(self) -> str | None:
@@ -38,7 +38,7 @@ class DistancesPanel(Panel):
 
     def finish(self) -> None:
         self.heads = {
-            layer: Heads(*map(np.concatenate, zip(*by_image, strict=True)))
+            layer: HeadStatistics(*map(np.concatenate, zip(*by_image, strict=True)))
             for layer, by_image in sorted(self._heads_by_image.items())
         }
 

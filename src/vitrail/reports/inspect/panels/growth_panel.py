@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitrail.analysis.heads import measure_heads
-from vitrail.analysis.position_structure import Structure, position_table, similarity, structure
+from vitrail.analysis.position_structure import PositionStructure, position_table, similarity, structure
 from vitrail.bundles.bundle import Bundle, load
 from vitrail.core.message_files import load_messages
 from vitrail.data.thumbnail import image_data_url
@@ -24,7 +24,7 @@ class SnapshotStatistics(NamedTuple):
     """Statistics of the model after `step` training steps."""
 
     step: int
-    positions: Structure | None
+    positions: PositionStructure | None
     """None for a model without a position table."""
     tiles: np.ndarray | None
     """Cosine similarities of the position embeddings, as pixels, uint8 (h, w, 3)."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.analysis.position_structure import Structure, position_table, similarity, structure
+from vitrail.analysis.position_structure import PositionStructure, position_table, similarity, structure
 from vitrail.core.message_files import load_messages
 from vitrail.reports.colours import sequential
 from vitrail.reports.inspect.panel import Figure, InspectionContext, Panel, wide_image
@@ -22,7 +22,7 @@ class PositionsPanel(Panel):
         self.table = None if context.layout is None else position_table(context.model)
         self.similarity: np.ndarray | None = None
         """Cosine similarities (N, N)."""
-        self.structure: Structure | None = None
+        self.structure: PositionStructure | None = None
 
     def why_absent(self) -> str | None:
         if self.table is not None:
