@@ -20,7 +20,7 @@ Reads = Literal["[CLS]", "mean", "pool"]
 
 
 class Layout(NamedTuple):
-    """The tokens of a model with attention: their places in the image, and the input of the head."""
+    """The tokens of a model with attention: their positions in the image, and the input of the head."""
 
     grid: Pair
     """Rows and columns of patches (or pixels)."""
@@ -89,8 +89,7 @@ class Model(nn.Module, Generic[Config]):
         raise NotImplementedError
 
     def initialise(self) -> None:
-        """Call `init_weights`, except on the meta device: there it would only import more of torch, which takes a
-        second."""
+        """Call `init_weights`, except on the meta device, where it has no effect and its imports take a second."""
         if next(self.parameters()).device.type != "meta":
             self.init_weights()
 
@@ -167,10 +166,10 @@ class Model(nn.Module, Generic[Config]):
         self.replace_head(classes)
 
     def replace_head(self, classes: int, *, embedding: int = 0) -> None:
-        """Do `reset_classifier`; with 0 classes, the new head may be an embedding of this width. Families override it
-        to drop modules that only pre-training needs."""
+        """Replace the head in place, as `reset_classifier` does; with 0 classes, the new head may be an embedding of
+        this width. Families override it to drop modules that only pre-training needs."""
         if not self.head_width:
-            raise UsageError(f"Head must be one that make_head made, got another in family {self.config.family}.")
+            raise UsageError(f"Head must be created by make_head, got another head in family {self.config.family}.")
         self.config = self.config.replace(classes=classes, embedding=embedding)
         weight = next(self.parameters())
         self.head = self.make_head(self.head_width).to(weight.device, weight.dtype).train(self.training)
@@ -211,15 +210,15 @@ class Model(nn.Module, Generic[Config]):
             raise UsageError(f"Inside must be layers of a Transformer, got family {self.config.family}.")
         if step_by_step and self.training:  # the layer is computed a second time, with another dropout
             raise UsageError(
-                "Inside must be of a model in evaluation mode, got one in training mode. Call model.eval()."
+                "Model must be in evaluation mode to record inside layers, got training mode. Call model.eval()."
             )
         activations = Activations(frozenset(self._layer_indices(layers)), with_attention=attention, inside=step_by_step)
         self(images, activations)
         return activations
 
     def features(self, images: Tensor) -> Tensor:
-        """The input of the head for each image (B, D): the pooled output of the last layer, before any hidden layer of
-        the head. The model runs in its present mode, and gradients are kept.
+        """Return the features of each image (B, D), the input of the head: the pooled output of the last layer, before
+        any hidden layer of the head. The model runs in its present mode, and gradients are kept.
 
             >>> model = vitrail.create("ViT-Nano/7")
             >>> model.features(torch.zeros(2, 1, 28, 28)).shape
@@ -230,9 +229,9 @@ class Model(nn.Module, Generic[Config]):
     def layer_tokens(
         self, images: Tensor, layers: Iterable[int] | None = (-1,), normalise: bool = True
     ) -> list[Tensor]:
-        """The outputs of `layers` as sequences (B, T, D): [CLS] and registers first, then patches. The output of a
-        CNN's layer is a sequence of its positions in raster order. Layers count from 0 (negative: from the last); None
-        means all.
+        """Return the outputs of `layers` as sequences (B, T, D): [CLS] and registers first, then patches. The output of
+        a CNN's layer is a sequence of its positions in raster order. Layers count from 0 (negative: from the last);
+        None means all.
 
         With `normalise`, the norm before the head is applied to every output (in a CNN, to those with its number of
         channels). The model runs in its present mode, and gradients are kept.
@@ -242,13 +241,13 @@ class Model(nn.Module, Generic[Config]):
             >>> last.shape
             torch.Size([2, 17, 64])
         """
-        outputs = self._outputs(images, layers, normalise)
+        outputs = self._layer_outputs(images, layers, normalise)
         return [output.flatten(2).transpose(1, 2) if output.ndim == 4 else output for output in outputs]
 
     def feature_maps(
         self, images: Tensor, layers: Iterable[int] | None = (-1,), normalise: bool = True
     ) -> list[Tensor]:
-        """The outputs of `layers` as maps (B, D, rows, columns), without [CLS] and registers; arguments as in
+        """Return the outputs of `layers` as maps (B, D, rows, columns), without [CLS] and registers; arguments as in
         `layer_tokens`.
 
         Later layers of a CNN have smaller maps and more channels.
@@ -257,10 +256,11 @@ class Model(nn.Module, Generic[Config]):
             >>> [list(layer.shape) for layer in model.feature_maps(torch.zeros(2, 1, 28, 28), layers=None)]
             [[2, 8, 28, 28], [2, 16, 14, 14], [2, 32, 7, 7]]
         """
-        return [self._as_map(output) for output in self._outputs(images, layers, normalise)]
+        return [self._as_feature_map(output) for output in self._layer_outputs(images, layers, normalise)]
 
     def normalise_layer(self, output: Tensor) -> Tensor:
-        """Apply the norm before the head to a layer's output; unchanged in a model without one."""
+        """Apply the norm before the head to a layer's output. Return the output as it is in a model without that
+        norm."""
         return output
 
     def in_raster_order(self, tokens_BND: Tensor) -> Tensor:
@@ -271,8 +271,8 @@ class Model(nn.Module, Generic[Config]):
         depth = self.config.depth
         return count_all_from("Layer", range(depth) if layers is None else layers, depth)
 
-    def _outputs(self, images_BCHW: Tensor, layers: Iterable[int] | None, normalise: bool) -> list[Tensor]:
-        """The outputs of `layers`, in this order."""
+    def _layer_outputs(self, images_BCHW: Tensor, layers: Iterable[int] | None, normalise: bool) -> list[Tensor]:
+        """Return the outputs of `layers`, in this order, with the norm before the head if `normalise`."""
         if self.config.grid is None:
             raise UsageError(
                 "Tokens and feature maps must be of a family whose layers have positions in the image,"
@@ -285,7 +285,7 @@ class Model(nn.Module, Generic[Config]):
             outputs = {layer: self.normalise_layer(output) for layer, output in outputs.items()}
         return [outputs[layer] for layer in indices]
 
-    def _as_map(self, output: Tensor) -> Tensor:
+    def _as_feature_map(self, output: Tensor) -> Tensor:
         if output.ndim == 4:
             return output
         grid = self.config.grid or (1, 1)
@@ -308,8 +308,8 @@ class Model(nn.Module, Generic[Config]):
         raise NotImplementedError
 
     def encode_patches(self, images_BCHW: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """The normalised output of the last block for each patch (B, N, D), if `config.can_mask_patches`. `change` is
-        applied to the projected patches (B, N, D)."""
+        """Return the normalised output of the last block for each patch (B, N, D), if `config.can_mask_patches`.
+        `change` is applied to the projected patches (B, N, D), for example to mask some of them."""
         raise NotImplementedError
 
     def prepare(self, read: Callable[[int], Tensor], seed: int) -> None:
@@ -317,7 +317,7 @@ class Model(nn.Module, Generic[Config]):
         `count` preprocessed images (B, C, H, W)."""
 
     def roles(self) -> dict[str, Role]:
-        """The role of every parameter, by name."""
+        """Return the role of every parameter, by name."""
         roles = {}
         for name, parameter in self.named_parameters():
             block = re.match(r"blocks\.(\d+)\.", name)
@@ -338,14 +338,14 @@ class Model(nn.Module, Generic[Config]):
         """
         copy = type(self)(self.config.replace(**settings))
         source = self.state_dict() if tensors is None else tensors
-        kept = {name: tensor for name, tensor in source.items() if not drop or not name.startswith(drop)}
-        copy.load_state_dict({**copy.state_dict(), **kept})
+        copied = {name: tensor for name, tensor in source.items() if not drop or not name.startswith(drop)}
+        copy.load_state_dict({**copy.state_dict(), **copied})
         return copy
 
     # Tables and sizes
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Compute the tables again after a change of device or dtype: they must not be rounded twice."""
+        """Compute the tables again after a change of device or dtype, so that they are not rounded twice."""
         super()._apply(fn, recurse)
         self.fill_tables()
         return self

@@ -28,7 +28,7 @@ INFO_KEYS = (
 
 Output = Literal["classes", "pixels", "features"]
 
-# Of timm, transformers, torchvision and vit-pytorch.
+# Setting names of timm, transformers, torchvision and vit-pytorch, each with ours.
 _ALIASES = {
     "num_classes": "classes", "n_classes": "classes", "num_labels": "classes",
     "img_size": "resolution", "image_size": "resolution", "input_size": "resolution",
@@ -46,9 +46,9 @@ _ALIASES = {
     "representation_size": "representation", "tokens_mlp_dim": "token_mlp", "channels_mlp_dim": "channel_mlp",
 }  # fmt: skip
 
-_SMALL = 64  # pixels: presets up to this size take the resolution of small images
-_MOST_NUMBERS = 2**28  # of one image: a gigabyte as 32-bit floats
-_MOST_TABLES = 2**29  # bytes
+_SMALL_RESOLUTION = 64  # pixels: presets up to this size take the resolution of the data
+_MAX_IMAGE_VALUES = 2**28  # a gigabyte as 32-bit floats
+_MAX_TABLE_BYTES = 2**29
 
 
 class Table(NamedTuple):
@@ -65,7 +65,8 @@ class Table(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Settings):
-    """Configuration of a model. Families add fields; parameters and MACs are counted without torch."""
+    """Base class of the configurations of all families. Families add fields; parameters and MACs are counted without
+    torch."""
 
     title: ClassVar[str] = "Model configuration"
     aliases: ClassVar[Mapping[str, str]] = _ALIASES
@@ -78,14 +79,15 @@ class ModelConfig(Settings):
     """The family's state-dict mappings, as `package.module:MAPPINGS`: a `StateDictMapping` for each weight format that
     has models of the family."""
     walkthrough: ClassVar[str] = "vitrail.models.walkthrough:Walkthrough"
-    """The steps and equations that pages show of the family, as `package.module:Class`."""
+    """The steps and equations of the family that pages show, as `package.module:Class`."""
     surgery: ClassVar[str] = "vitrail.models.surgery:Surgery"
-    """Changes to the weights of the family's models that other packages ask for, as `package.module:Class`."""
+    """The family's `Surgery`, which changes weights for other packages, as `package.module:Class`."""
     scaled_by: ClassVar[str] = "width"
-    """The setting that makes the model dearer or cheaper and leaves its shape otherwise as it is."""
+    """The setting that `with_macs` and `wider` change: it scales the cost and leaves the rest of the architecture as it
+    is."""
 
     name: str = ""
-    """Name in `vitrail models`; it is kept when settings change."""
+    """Name in `vitrail models`. It stays when settings change."""
     classes: Annotated[int, Bounds(0, 10_000_000)] = 1000
     """Number of classes. 0: no head, the model returns its features."""
     embedding: Annotated[int, Bounds(0, 65_536)] = 0
@@ -103,10 +105,10 @@ class ModelConfig(Settings):
         if self.embedding and self.classes:
             raise UsageError(f"Embedding must go with classes 0, got {self.embedding} with {self.classes} classes.")
         height, width = self.resolution
-        if height * width * self.channels > _MOST_NUMBERS:
+        if height * width * self.channels > _MAX_IMAGE_VALUES:
             raise UsageError(
-                f"Height x width x channels of an image must be at most {_MOST_NUMBERS:,}, got {height:,} x {width:,} x"
-                f" {self.channels:,}."
+                f"Height x width x channels of an image must be at most {_MAX_IMAGE_VALUES:,}, got {height:,} x"
+                f" {width:,} x {self.channels:,}."
             )
 
     @property
@@ -120,13 +122,14 @@ class ModelConfig(Settings):
         raise NotImplementedError
 
     def _head_parameters(self, width: int) -> int:
-        """Parameters of the head on features of this width: a linear layer for the classes, or an embedding."""
+        """Count the parameters of the head on features of this width: a linear layer for the classes, or an
+        embedding."""
         return width * self.classes + self.classes if self.classes else width * self.embedding + 2 * self.embedding
 
     def _head_macs(self, width: int) -> int:
         return width * (self.classes or self.embedding)
 
-    # What a family may have: a field or a property of its own takes the place of these.
+    # Defaults, which a family overrides with a field or a property
 
     @property
     def tokens(self) -> int | None:
@@ -155,7 +158,7 @@ class ModelConfig(Settings):
 
     @property
     def depth(self) -> int:
-        """Number of layers that `look` can record."""
+        """Number of layers whose outputs `look` can record."""
         return 1
 
     @property
@@ -170,8 +173,8 @@ class ModelConfig(Settings):
 
     @property
     def predicts(self) -> Output:
-        """Output of the model: logits of classes, logits of each pixel's colour, or features. A model that predicts
-        pixels has its colours in a buffer `palette` (colours, channels)."""
+        """The output of the model: logits of classes, logits of each pixel's colour, or features. A model that predicts
+        pixels has a buffer `palette` (colours, channels) with its colours."""
         return "classes" if self.classes else "features"
 
     @property
@@ -179,71 +182,72 @@ class ModelConfig(Settings):
         """Whether the output is logits of classes."""
         return self.predicts == "classes"
 
-    def predicting(self, what: Output) -> Self:
-        """The same model with another output; refused if the family does not have it."""
-        if what == "pixels":
+    def predicting(self, output: Output) -> Self:
+        """Return this configuration with another output. Raise `UsageError` if the family does not have it."""
+        if output == "pixels":
             raise UsageError(f"Model must be of a family that predicts pixels (igpt), got family {self.family}.")
         return self
 
     @property
     def can_mask_patches(self) -> bool:
-        """Whether the family has `encode_patches`, that is, embedded patches can be replaced before the first block."""
+        """Whether the model has `encode_patches`, so that projected patches can be masked before the first block."""
         return False
 
     @property
     def can_merge(self) -> bool:
-        """Whether the family has the setting `merge`, and the others allow it."""
+        """Whether the family has the setting `merge` and the other settings allow it."""
         return False
 
     @property
     def why_not_in_page(self) -> str | None:
-        """The setting for which `vitrail explain` cannot run this model in a page, such as `pool map`; None if it
-        can."""
+        """The setting, such as `pool map`, that prevents `vitrail explain` from running this model in a page; None if
+        it runs."""
         return f"family {self.family}"
 
     def check_in_page(self) -> None:
-        """Refuse a model that `vitrail explain` cannot run in a page."""
-        if (why := self.why_not_in_page) is not None:
+        """Raise `UsageError` for a model that `vitrail explain` cannot run in a page."""
+        if (reason := self.why_not_in_page) is not None:
             raise UsageError(
-                f"Bundle must have a small plain ViT that runs in a page, got {why}."
+                f"Bundle must have a small plain ViT that runs in a page, got {reason}."
                 " `vitrail inspect` shows the inside of any model."
             )
 
     def for_data(
         self, *, classes: int, channels: int, resolution: Pair | None, settings: Mapping[str, Any] | None = None
     ) -> Self:
-        """The model for a data set. Presets for small images take the resolution of the data, if all images have the
-        same. `settings` override what comes from the data."""
+        """Return the configuration for a data set. Presets for small images take the resolution of the data, if all
+        images have the same one. `settings` override the values of the data set."""
         changes: dict[str, Any] = {"classes": classes, "channels": channels}
-        if resolution is not None and max(self.resolution) <= _SMALL:
+        if resolution is not None and max(self.resolution) <= _SMALL_RESOLUTION:
             changes["resolution"] = resolution
         return self.replace(**{**changes, **(settings or {})})
 
     def with_macs(self, macs: int) -> Self:
-        """The model scaled to cost so many multiply-accumulates, as nearly as its width allows."""
+        """Return this configuration with the value of `scaled_by` (from 1 to 4096) whose MACs are nearest to `macs`."""
         values = range(1, 4097)
         above = bisect.bisect(values, macs, key=lambda value: self._scaled(value).macs)
-        near = {values[max(above - 1, 0)], values[min(above, len(values) - 1)]}
-        return min(map(self._scaled, near), key=lambda config: abs(config.macs - macs))
+        nearest_values = {values[max(above - 1, 0)], values[min(above, len(values) - 1)]}
+        return min(map(self._scaled, nearest_values), key=lambda config: abs(config.macs - macs))
 
     @property
     def receptive_field(self) -> int | None:
-        """Pixels in a row that a unit of a CNN's last layer can see; None for families that see all of them at once."""
+        """Side of the square of pixels that a unit of a CNN's last layer depends on; None for families whose units
+        depend on the complete image."""
         return None
 
     def wider(self, factor: float) -> dict[str, Any]:
-        """Settings that make the model so many times as wide."""
+        """Return the settings that multiply the width by `factor`."""
         return {self.scaled_by: round(getattr(self, self.scaled_by) * factor)}
 
     def deeper(self, factor: int) -> dict[str, Any]:
-        """Settings that make the model so many times as deep."""
+        """Return the settings that multiply the depth by `factor`."""
         return {"depth": factor * self.depth}
 
     def _scaled(self, value: int) -> Self:
         return self.replace(**{self.scaled_by: value})
 
     def to_document(self) -> dict[str, Any]:
-        """`to_json` with the family's name: all that is needed to build the model again."""
+        """Return `to_json` with the family's name, from which `read_model` builds the configuration again."""
         return {"family": self.family, **self.to_json()}
 
     @property
@@ -254,26 +258,27 @@ class ModelConfig(Settings):
 
     @property
     def tables(self) -> dict[str, Table | None]:
-        """The family's fixed tables by name; None for those that the settings do not need."""
+        """The family's fixed tables by name; None for a table that the settings do not need."""
         return {}
 
     def _check_tables(self) -> None:
-        """Refuse tables that would fill the memory: they can be large even if the model has few weights."""
+        """Raise `UsageError` for tables that would fill the memory: they can be large even if the model has few
+        weights."""
         size = sum(table.size for table in self.tables.values() if table is not None)
-        if size > _MOST_TABLES:
+        if size > _MAX_TABLE_BYTES:
             raise UsageError(
-                f"Tables of positions and masks must take at most {_MOST_TABLES:,} bytes, got {size:,} at resolution"
-                f" {self.resolution}. Choose a smaller one, or larger patches."
+                f"Tables of positions and masks must take at most {_MAX_TABLE_BYTES:,} bytes, got {size:,} at"
+                f" resolution {self.resolution}. Choose a smaller one, or larger patches."
             )
 
     def info(self) -> dict[str, Any]:
-        """The row of `vitrail info`; what a family does not have is null."""
+        """Return the row of `vitrail info` in JSON types, with null for a property that the family does not have."""
         return jsonable({key: getattr(self, key) for key in INFO_KEYS})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PatchedConfig(ModelConfig):
-    """A model of patches: their size and number, and the cost of embedding them."""
+    """Base class of the configurations of families that cut images into patches."""
 
     patch: Annotated[Pair, Bounds(1, 4096)] = (16, 16)
     """Height and width of a patch in pixels."""
@@ -295,7 +300,7 @@ class PatchedConfig(ModelConfig):
 
     @property
     def canvas(self) -> tuple[int, int, int]:
-        """Channels, height and width of what is cut into patches: the image, or the feature map of a stem."""
+        """Channels, height and width of the input that is cut into patches: the image, or the feature map of a stem."""
         return self.channels, *self.resolution
 
     @property
@@ -324,19 +329,19 @@ class PatchedConfig(ModelConfig):
         return self.patches * self.canvas[0] * self.patch[0] * self.patch[1] * self.width
 
     def _check_grid(self) -> None:
-        # Also a limit: without it, some settings of a few bytes would ask for millions of patches.
+        # Also a limit: without this check, a small configuration could have millions of patches.
         if any(pad >= patch for pad, patch in zip(self.padding, self.patch, strict=True)):
             raise UsageError(
-                f"Padding must be smaller than the patch {self.patch}, got {self.padding}: some patches would hold"
-                " nothing of the image."
+                f"Padding must be smaller than the patch {self.patch}, got {self.padding}: some patches would"
+                " contain only padding."
             )
-        for side, given, size, pad, patch, step in zip(
+        for side, resolution, size, pad, patch, step in zip(
             ("height", "width"), self.resolution, self.canvas[1:], self.padding, self.patch, self.step, strict=True
         ):
             if size + 2 * pad >= patch and (size + 2 * pad - patch) % step == 0:
                 continue
             scale = self.canvas_scale
-            got = f"got {side} {given}" + (f" (a feature map of {size})" if scale > 1 else "")
+            got = f"got {side} {resolution}" + (f" (a feature map of {size})" if scale > 1 else "")
             if size + 2 * pad < patch:
                 raise UsageError(
                     f"Resolution must be at least one patch, {got} with patch {patch}."
@@ -344,31 +349,31 @@ class PatchedConfig(ModelConfig):
                 )
             lower = size - (size + 2 * pad - patch) % step
             is_plain = self.stride is None and not pad
-            kind = f"patch {patch}" if is_plain else f"patch {patch}, stride {step}, padding {pad}"
+            geometry = f"patch {patch}" if is_plain else f"patch {patch}, stride {step}, padding {pad}"
             raise UsageError(
-                f"Resolution must divide into whole patches, {got} with {kind}."
+                f"Resolution must divide into whole patches, {got} with {geometry}."
                 f" Use {f'{scale * lower} or ' if lower > 0 else ''}{scale * (lower + step)}."
             )
 
 
 def model_settings() -> dict[str, str]:
-    """The settings of the built-in families by name, each with its meaning and the families that have it."""
-    found: dict[str, dict[str, list[str]]] = {}
-    own = [name for name in FAMILIES if name not in FAMILIES.extension_names]
-    for family in own:
+    """Return the settings of the built-in families by name, each with its meaning and the families that have it."""
+    families_by_meaning: dict[str, dict[str, list[str]]] = {}
+    built_in = [name for name in FAMILIES if name not in FAMILIES.extension_names]
+    for family in built_in:
         for setting, meaning in FAMILIES[family].meanings().items():
-            found.setdefault(setting, {}).setdefault(meaning, []).append(family)
+            families_by_meaning.setdefault(setting, {}).setdefault(meaning, []).append(family)
     return {
         setting: " ".join(
-            meaning if families == own else f"{', '.join(families)}: {meaning}"
+            meaning if families == built_in else f"{', '.join(families)}: {meaning}"
             for meaning, families in meanings.items()
         )
-        for setting, meanings in found.items()
+        for setting, meanings in families_by_meaning.items()
     }
 
 
 def read_model(document: object) -> ModelConfig:
-    """The configuration in a document of `ModelConfig.to_document`."""
+    """Return the configuration in a document of `ModelConfig.to_document`. Raise `UsageError` for an invalid one."""
     if not isinstance(document, dict):
         raise UsageError(f"Model must be a JSON object, got {type(document).__name__}.")
     settings = dict(document)

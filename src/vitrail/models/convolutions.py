@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 Edges = Literal["zeros", "circular"]
 
-GROUPS = 32  # of GroupNorm, in BiT and in the trunk of hybrids alike
-_VECTOR = 8  # float32 numbers of an AVX2 register
+GROUPS = 32  # groups of GroupNorm in BiT and in the trunk of hybrids
+_AVX2_FLOATS = 8  # float32 numbers in an AVX2 register
 
 
 class StdConv2d(nn.Conv2d):
     """A convolution whose kernels are standardised to mean 0 and variance 1 before use (arXiv 1903.10520).
 
-    `same` pads as TensorFlow does, with an odd zero at the end, as the hybrids were trained.
+    `same` pads as TensorFlow does, with the odd zero at the end; published hybrids were trained with this padding.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, *, same: bool = False) -> None:
@@ -32,7 +32,7 @@ class StdConv2d(nn.Conv2d):
         return F.conv2d(input, self.standardised(), None, self.stride, self.padding)
 
     def standardised(self) -> Tensor:
-        """The standardised kernels, computed in one pass by batch norm over the weights of each kernel."""
+        """Return the standardised kernels, computed in one pass by batch norm over the weights of each kernel."""
         if self.is_baked:
             return self.weight
         flat_1OW = self.weight.reshape(1, self.out_channels, -1)
@@ -41,15 +41,17 @@ class StdConv2d(nn.Conv2d):
 
 @torch.no_grad()
 def bake_(model: nn.Module) -> None:
-    """Replace all kernels by their standardised values in place: the same output for less work, for inference only."""
-    for part in model.modules():
-        if isinstance(part, StdConv2d):
-            part.weight.copy_(part.standardised())
-            part.is_baked = True
+    """Replace all kernels by their standardised values in place, for inference: the output is the same, without
+    standardising in each forward pass."""
+    for module in model.modules():
+        if isinstance(module, StdConv2d):
+            module.weight.copy_(module.standardised())
+            module.is_baked = True
 
 
 def pad_same(x_BCHW: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pad so that a convolution gives ceil(size / stride), half on each side, the odd one at the end."""
+    """Pad so that a convolution returns ceil(size / stride) rows and columns: half on each side, the odd row and column
+    at the end."""
     pads = []
     for size in reversed(x_BCHW.shape[2:]):
         total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
@@ -138,17 +140,17 @@ class BasicUnit(nn.Module):
 
 
 class Projection(nn.Conv2d):
-    """A 1x1 convolution, for shortcuts.
+    """A 1x1 convolution for shortcuts.
 
-    With a stride and few channels, the pixels are picked before it: for the gradient of such weights, channels last,
-    oneDNN's kernel for AVX2 (in torch 2.13) writes beyond the end of its buffer.
+    With fewer than 8 input channels, pixels are selected by the stride before the convolution: oneDNN's AVX2 kernel for
+    the weight gradient in channels-last format (torch 2.13) writes beyond the end of its buffer.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.in_channels >= _VECTOR:
+        if self.in_channels >= _AVX2_FLOATS:
             return super().forward(input)
         return F.conv2d(input[:, :, :: self.stride[0], :: self.stride[1]], self.weight)
 
@@ -166,9 +168,9 @@ class ConvNormReLU(nn.Module):
 
 
 class Root(nn.Module):
-    """The first layers of large residual networks: a 7x7 convolution and a pooling, each of stride 2.
+    """The first layers of large residual networks: a 7x7 convolution and max pooling, each of stride 2.
 
-    Hybrids normalise in between and pad as TensorFlow does; BiT does neither, and its pooling is padded with zeros.
+    Hybrids have a norm between the two and pad as TensorFlow does. BiT has no norm and pads with zeros.
     """
 
     def __init__(self, inputs: int, outputs: int, *, hybrid: bool) -> None:
@@ -184,9 +186,9 @@ class Root(nn.Module):
 
 
 class Stage(nn.Module):
-    """Residual units at one size of the feature map."""
+    """The residual units of one stage, which have the same size of feature map."""
 
-    blocks: list[nn.Module]  # a ModuleList, which cannot say what it holds
+    blocks: list[nn.Module]  # an nn.ModuleList, which has no element type
 
     def __init__(self, blocks: Iterable[nn.Module]) -> None:
         super().__init__()
@@ -196,8 +198,8 @@ class Stage(nn.Module):
 def bottleneck_stages(
     unit: type[PreActivationUnit] | type[PostNormUnit], base: int, layers: tuple[int, ...]
 ) -> list[Stage]:
-    """Stages of bottleneck units: the first unit of each projects its shortcut and, from the second stage on, halves
-    the feature map. Returns a ModuleList of `Stage` modules."""
+    """Create an nn.ModuleList of stages of bottleneck units. The first unit of each stage projects its shortcut and,
+    from the second stage on, halves the feature map."""
     stages = []
     inputs = base
     for stage, units in enumerate(layers):
@@ -209,5 +211,5 @@ def bottleneck_stages(
 
 
 def convolution(inputs: int, outputs: int, stride: int, edges: Edges) -> nn.Conv2d:
-    """A plain 3x3 convolution; `edges` is its padding mode."""
+    """Create a 3x3 convolution without bias; `edges` is its padding mode."""
     return nn.Conv2d(inputs, outputs, 3, stride, padding=1, padding_mode=edges, bias=False)

@@ -1,6 +1,7 @@
 """Building blocks of Vision Transformers.
 
-Shapes: B images, C channels, N tokens, D width, H heads, K = D/H head width, Q queries, F = C*P*P flattened patch.
+Shapes: B images, C channels, N tokens, D width, H heads, K = D/H head width, Q queries, R remaining
+patches, F = C*P*P flattened patch.
 State-dict names are timm's.
 """
 
@@ -25,7 +26,7 @@ def patchify(images_BCHW: Tensor, patch: Pair) -> Tensor:
 
 
 def unpatchify(patches_BNF: Tensor, grid: Pair, patch: Pair) -> Tensor:
-    """The inverse of `patchify`."""
+    """Put flattened patches (B, N, C*P*P) together to images (B, C, H, W): the inverse of `patchify`."""
     batch, _, flat = patches_BNF.shape
     channels = flat // (patch[0] * patch[1])
     cells = patches_BNF.reshape(batch, *grid, channels, *patch)
@@ -43,7 +44,7 @@ class PatchEmbed(nn.Module):
         self.is_plain = stride == patch and padding == (0, 0)  # every pixel belongs to exactly one patch
 
     def flatten(self, images_BCHW: Tensor) -> Tensor:
-        """The flattened patches x_p, (B, N, F)."""
+        """Return the flattened patches x_p, (B, N, F)."""
         if self.is_plain:
             return patchify(images_BCHW, self.patch)
         return F.unfold(images_BCHW, self.patch, padding=self.padding, stride=self.stride).transpose(1, 2)
@@ -56,7 +57,7 @@ class PatchEmbed(nn.Module):
         return x_BND
 
 
-_SHORT = 128  # tokens
+_SHORT_SEQUENCE = 128  # tokens
 
 
 class Attention(nn.Module):
@@ -89,12 +90,18 @@ class Attention(nn.Module):
     def forward(
         self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None, queries: int | None = None
     ) -> Tensor:
-        """`rope` rotates queries and keys by their position; `bias` is added to the logits (or masks them, if boolean).
-        With `queries`, only the first `queries` tokens are queries; all tokens are keys and values."""
+        """Return MSA (B, Q, D). `rope` rotates queries and keys by their position; `bias` is added to the logits (or
+        masks them, if boolean). With `queries`, only the first `queries` tokens are queries; all tokens are keys and
+        values."""
         q_BHQK, k_BHNK, v_BHNK = self.qkv_heads(x_BND, rope, queries)
         if bias is not None and queries is not None:
             bias = bias[..., :queries, :]
-        if self.training and q_BHQK.requires_grad and q_BHQK.device.type == "cpu" and k_BHNK.shape[2] <= _SHORT:
+        if (
+            self.training
+            and q_BHQK.requires_grad
+            and q_BHQK.device.type == "cpu"
+            and k_BHNK.shape[2] <= _SHORT_SEQUENCE
+        ):
             y_BHQK = attention_weights(q_BHQK, k_BHNK, bias, self.scale) @ v_BHNK
         else:
             y_BHQK = F.scaled_dot_product_attention(q_BHQK, k_BHNK, v_BHNK, attn_mask=bias, scale=self.scale)
@@ -102,12 +109,12 @@ class Attention(nn.Module):
         return drop(msa_BQD, self.dropout, self.training)
 
     def weights(self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        """The attention weights of eq. 6 (B, H, N, N), which the fused kernel does not return."""
+        """Return the attention weights of eq. 6 (B, H, N, N), which the fused kernel does not return."""
         q_BHNK, k_BHNK, _ = self.qkv_heads(x_BND, rope)
         return attention_weights(q_BHNK, k_BHNK, bias, self.scale)
 
     def cls_attention(self, x_BND: Tensor) -> Tensor:
-        """The attention weights of the first token (B, H, N), without rotation and bias."""
+        """Return the attention weights of the first token (B, H, N), without rotation and bias."""
         if not is_plain(self.qkv):
             return self.weights(x_BND)[:, :, 0]
         width = x_BND.shape[-1]
@@ -136,7 +143,7 @@ class Attention(nn.Module):
     def qkv_heads(
         self, x_BND: Tensor, rope: Tensor | None, queries: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of all heads, (B, H, Q or N, K)."""
+        """Return queries, keys and values of all heads, (B, H, Q or N, K)."""
         batch, tokens, width = x_BND.shape
         heads = (self.heads, width // self.heads)
         if queries is None or not is_plain(self.qkv):
@@ -155,7 +162,7 @@ class Attention(nn.Module):
 
 
 class SeparateAttention(nn.Module):
-    """`Attention` for export, inference only: one matrix each for queries, keys and values, and eqs. 6 and 7 without
+    """`Attention` for export and inference: separate matrices for queries, keys and values, and eqs. 6 and 7 without
     fusion. The scale of eq. 6 is part of the query matrix.
 
     ONNX Runtime and OpenVINO fuse these steps themselves, and need not copy queries, keys and values out of one tensor.
@@ -173,10 +180,10 @@ class SeparateAttention(nn.Module):
     def forward(
         self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None, queries: int | None = None
     ) -> Tensor:
-        """As `Attention.forward`."""
+        """Return MSA (B, Q, D); arguments as in `Attention.forward`."""
         q_BHQK, k_BHNK, v_BHNK = (
-            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for part, x in ((self.q, x_BND[:, :queries]), (self.k, x_BND), (self.v, x_BND))
+            linear(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for linear, x in ((self.q, x_BND[:, :queries]), (self.k, x_BND), (self.v, x_BND))
         )
         if rope is not None:
             q_BHQK, k_BHNK = rotate(q_BHQK, rope[:, :queries]), rotate(k_BHNK, rope)
@@ -186,21 +193,21 @@ class SeparateAttention(nn.Module):
         return self.proj(y_BHQK.transpose(1, 2).flatten(2))
 
     def cls_attention(self, x_BND: Tensor) -> Tensor:
-        """As `Attention.cls_attention`."""
+        """Return the attention weights of the first token (B, H, N), without rotation and bias."""
         q_BHK = self.q(x_BND[:, 0]).unflatten(-1, (self.heads, -1))
         return _cls_attention(q_BHK, self.k.weight, x_BND)
 
 
 def separate_(model: nn.Module) -> None:
     """Replace every `Attention` by a `SeparateAttention`, in place. Subclasses and modules with hooks stay."""
-    for part in model.modules():
-        for name, child in part.named_children():
+    for parent in model.modules():
+        for name, child in parent.named_children():
             if isinstance(child, Attention) and is_plain(child, Attention) and is_plain(child.qkv):
-                setattr(part, name, SeparateAttention(child))
+                setattr(parent, name, SeparateAttention(child))
 
 
 def _frozen_linear(weight: Tensor, bias: Tensor | None, scale: float) -> nn.Linear:
-    """A linear layer with scaled weights and without gradients. With scale 1 it shares the weights."""
+    """Create a linear layer with scaled weights and without gradients. With scale 1 it shares the weights."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None:
@@ -209,20 +216,20 @@ def _frozen_linear(weight: Tensor, bias: Tensor | None, scale: float) -> nn.Line
 
 
 def _cls_attention(q_BHK: Tensor, keys_DD: Tensor, x_BND: Tensor) -> Tensor:
-    """The attention of one token to all tokens (B, H, N) from its scaled queries, without computing keys: q (W x) =
-    (W^T q) x. The bias of the keys adds the same to all logits, so the softmax does not depend on it."""
+    """Return the attention of one token to all tokens (B, H, N) from its scaled queries, without computing keys: q (W
+    x) = (W^T q) x. The bias of the keys adds the same number to all logits, so the softmax does not depend on it."""
     keys_HKD = keys_DD.unflatten(0, (q_BHK.shape[1], -1))
     projected_BHD = (q_BHK.transpose(0, 1) @ keys_HKD).transpose(0, 1)
     return (projected_BHD @ x_BND.transpose(1, 2)).softmax(dim=-1)
 
 
 def attention_weights(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None, scale: float | None = None) -> Tensor:
-    """Attention weights of eq. 6 (B, H, Q, N); rows sum to 1."""
+    """Return the attention weights of eq. 6 (B, H, Q, N); rows sum to 1."""
     return attention_scores(q_BHQK, k_BHNK, bias, scale).softmax(-1)
 
 
 def attention_scores(q_BHQK: Tensor, k_BHNK: Tensor, bias: Tensor | None, scale: float | None = None) -> Tensor:
-    """The scores q k^T / sqrt(K) of eq. 6 before the softmax (B, H, Q, N), with a bias or a mask."""
+    """Return the scores q k^T / sqrt(K) of eq. 6 before the softmax (B, H, Q, N), with a bias or a mask."""
     scale = q_BHQK.shape[-1] ** -0.5 if scale is None else scale
     scores_BHQN = (q_BHQK if scale == 1 else q_BHQK * scale) @ k_BHNK.transpose(-2, -1)
     if bias is not None:
@@ -277,19 +284,19 @@ class AttentionPool(nn.Module):
         return self.project(F.scaled_dot_product_attention(*self.qkv_heads(x_BND)))
 
     def qkv_heads(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The learned query, the keys and the values, (B, H, 1 or N, K)."""
+        """Return the learned query, the keys and the values, (B, H, 1 or N, K)."""
         query = self.q(self.latent).expand(x_BND.shape[0], -1, -1)
         key, value = self.kv(x_BND).chunk(2, dim=-1)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value))
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (query, key, value))
         return q, k, v
 
     def project(self, heads_BH1K: Tensor) -> Tensor:
-        """Project the outputs of the heads and apply the MLP: (B, D)."""
+        """Project the outputs of the heads and apply the MLP. Return the pooled features (B, D)."""
         y_B1D = self.proj(heads_BH1K.transpose(1, 2).flatten(2))
         return (y_B1D + self.mlp(self.norm(y_B1D)))[:, 0]
 
     def weights(self, x_BND: Tensor) -> Tensor:
-        """The attention weights of the query (B, H, 1, N), computed separately from the fused kernel."""
+        """Return the attention weights of the query (B, H, 1, N), computed separately from the fused kernel."""
         q, k, _ = self.qkv_heads(x_BND)
         return attention_weights(q, k, None)
 
@@ -309,16 +316,17 @@ class PreLogits(nn.Module):
 class LayerScale(nn.Module):
     """A learned factor per feature on a residual branch (arXiv 2103.17239, eq. 4)."""
 
-    def __init__(self, width: int, value: float) -> None:
+    def __init__(self, width: int, initial_value: float) -> None:
         super().__init__()
-        self.gamma = nn.Parameter(torch.full((width,), value))
+        self.gamma = nn.Parameter(torch.full((width,), initial_value))
 
     def forward(self, x_BND: Tensor) -> Tensor:
         return x_BND * self.gamma
 
 
 def drop(x: Tensor, probability: float, training: bool) -> Tensor:
-    """Dropout. Without the check, an inactive call costs as much time as a small layer."""
+    """Apply dropout in training. The condition is here because an inactive `F.dropout` takes as long as a small
+    layer."""
     return F.dropout(x, probability) if training and probability else x
 
 
@@ -333,22 +341,22 @@ def drop_path(x_BND: Tensor, probability: float, training: bool) -> Tensor:
 def drop_tokens(z_BTD: Tensor, prefix: int, share: float) -> Tensor:
     """Drop a random share of each image's patch tokens; [CLS] and registers stay (arXiv 2208.07220)."""
     patches = z_BTD.shape[1] - prefix
-    kept = max(round((1 - share) * patches), 1)
+    remaining = max(round((1 - share) * patches), 1)
     noise_BN = torch.rand(z_BTD.shape[0], patches, device=z_BTD.device)
-    chosen_BK = noise_BN.topk(kept, dim=1).indices.sort(dim=1).values + prefix
-    rest_BKD = z_BTD.gather(1, chosen_BK[..., None].expand(-1, -1, z_BTD.shape[2]))
-    return torch.cat([z_BTD[:, :prefix], rest_BKD], dim=1)
+    index_BR = noise_BN.topk(remaining, dim=1).indices.sort(dim=1).values + prefix
+    patches_BRD = z_BTD.gather(1, index_BR[..., None].expand(-1, -1, z_BTD.shape[2]))
+    return torch.cat([z_BTD[:, :prefix], patches_BRD], dim=1)
 
 
 class TokenBatchNorm(nn.BatchNorm1d):
-    """BatchNorm of tokens: statistics per feature over images and tokens, where LayerNorm has them per token."""
+    """BatchNorm of tokens: statistics per feature over all images and tokens, unlike LayerNorm's per token."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.flatten(0, -2)).view_as(input)
 
 
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "batch": TokenBatchNorm}
-"""The norms of tokens by the names of the setting `norm`."""
+"""Norm classes of tokens, by the values of the setting `norm`."""
 
 
 def is_plain(layer: nn.Module, layer_type: type[nn.Module] = nn.Linear) -> bool:
@@ -391,7 +399,8 @@ class EmbeddingHead(nn.Sequential):
         return cast(tuple[nn.Linear, nn.BatchNorm1d], tuple(self))
 
     def forward(self, input: Tensor) -> Tensor:
-        """In training, a batch of one image is normalised by the running statistics: it has none of its own."""
+        """Return embeddings (B, E). In training, a batch of one image, which has no variance, is normalised by the
+        running statistics."""
         linear, norm = self.parts
         if not self.training or len(input) > 1:
             return norm(linear(input))

@@ -55,7 +55,7 @@ class PixelBlock(nn.Module):
 class IGPT(Model[IGPTConfig]):
     """`forward(images) -> logits`: (B, K) for classes, (B, N, P) if each next pixel is predicted."""
 
-    blocks: list[PixelBlock]  # a ModuleList, which cannot say what it holds
+    blocks: list[PixelBlock]  # an nn.ModuleList, which has no element type
     palette: Tensor
     mask: Tensor | None
     opens_blocks = True

@@ -43,7 +43,7 @@ class MixerBlock(nn.Module):
 class Mixer(Model[MixerConfig]):
     """MLP-Mixer with mean pooling over all patches."""
 
-    blocks: list[MixerBlock]  # a ModuleList, which cannot say what it holds
+    blocks: list[MixerBlock]  # an nn.ModuleList, which has no element type
     has_positional_weights = True
     projection = "stem.proj"
     reads_layers = True

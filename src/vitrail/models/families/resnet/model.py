@@ -31,7 +31,7 @@ from vitrail.models.initialise import lecun_normal_
 class ResNet(Model[ResNetConfig]):
     """BiT (arXiv 1912.11370), or a plain network of basic units for small images."""
 
-    stages: list[Stage]  # a ModuleList, which cannot say what it holds
+    stages: list[Stage]  # an nn.ModuleList, which has no element type
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__(config)

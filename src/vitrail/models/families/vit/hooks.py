@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class ViTHooks(Model[ViTConfig]):
     """Base class of `ViT`, which has the equations."""
 
-    blocks: "list[Block]"  # a ModuleList, which cannot say what it holds
+    blocks: "list[Block]"  # an nn.ModuleList, which has no element type
     patch_embed: PatchEmbed
     position: Position
     norm: nn.Module
