@@ -104,10 +104,10 @@ def test_runs_of_different_data_are_not_compared(tmp_path, call):
     assert call("runs", tmp_path, "--page", tmp_path / "page").returncode == 0
     text = (tmp_path / "page" / "index.html").read_text()
     assert text.index("테스트에 쓴 이미지가 다른 실행이 있어") < text.index("<figure")
-    assert "none is the best of all" in text
-    assert "At the end, a is at 75.0%" not in text
+    assert "no run is the best" in text
+    assert "Highest final accuracy: a, 75.0%" not in text
     assert call("runs", tmp_path / "a", tmp_path / "b", "--page", tmp_path / "same").returncode == 0
-    assert "At the end, a is at 75.0%" in (tmp_path / "same" / "index.html").read_text()
+    assert "Highest final accuracy: a, 75.0%" in (tmp_path / "same" / "index.html").read_text()
     # Without answers only data, split and count tell.
     (tmp_path / "c" / "answers.npz").unlink()
     assert not compare_runs([tmp_path / "a", tmp_path / "c"]).have_same_images
@@ -124,7 +124,7 @@ def test_older_runs_are_told_how_to_make_their_answers(tmp_path, call):
     metrics = tmp_path / "b b" / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"split": "test"', '"split": "held-out"'))
     assert "--resume auto makes it" in call("runs", tmp_path, "--page", tmp_path / "page").stderr
-    assert "once more with --resume auto" in (tmp_path / "page" / "index.html").read_text()
+    assert "repeat the command of the run with --resume auto" in (tmp_path / "page" / "index.html").read_text()
 
 
 def test_unfinished_and_torn_runs_are_shown(tmp_path, call):

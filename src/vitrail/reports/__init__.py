@@ -1,1 +1,1 @@
-"""Everything that writes HTML."""
+"""HTML reports: run report, contact sheets, and the pages of `inspect`, `explain` and `runs`."""
