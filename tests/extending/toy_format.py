@@ -13,8 +13,8 @@ from vitrail.bundles.infer_config import default_preprocess, with_published_name
 from vitrail.bundles.parity import Forward
 from vitrail.models.config import ModelConfig
 from vitrail.models.families.mlp.config import MLPConfig
-from vitrail.models.library_limits import require, require_head
-from vitrail.models.state_dict_mapping import Entry, parameter_names, renamed
+from vitrail.models.library_limits import require_head, require_settings
+from vitrail.models.state_dict_mapping import Entry, parameter_names, renamed_entry
 
 
 class Sequential(WeightFormat):
@@ -24,7 +24,7 @@ class Sequential(WeightFormat):
         layers = range(1, len(names), 2)
         return set(names) == {f"{layer}.{leaf}" for layer in layers for leaf in ("weight", "bias")}
 
-    def read(self, checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> InferredModel:
+    def read(self, checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> InferredModel:
         shape, depth = checkpoint.shapes, len(checkpoint.tensors) // 2 - 1
         width, pixels = shape["1.weight"]
         classes, side = shape[f"{2 * depth + 1}.bias"][0], math.isqrt(pixels)
@@ -35,7 +35,7 @@ class Sequential(WeightFormat):
     def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:
         for name in parameter_names(config):
             *_, layer, leaf = name.split(".")
-            yield renamed(name, f"{2 * (config.depth if layer == 'head' else int(layer)) + 1}.{leaf}")
+            yield renamed_entry(name, f"{2 * (config.depth if layer == 'head' else int(layer)) + 1}.{leaf}")
 
     def open_source(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> Forward:
         linear = [nn.Linear(*checkpoint.shapes[f"{2 * layer + 1}.weight"][::-1]) for layer in range(config.depth + 1)]
@@ -46,7 +46,9 @@ class Sequential(WeightFormat):
     def check(self, bundle: Bundle) -> list[str]:
         config = bundle.model.config
         require_head(config, "Sequential")
-        require(config, "Sequential", family="mlp", activation="gelu", channels=1, resolution=config.resolution[:1] * 2)
+        require_settings(
+            config, "Sequential", family="mlp", activation="gelu", channels=1, resolution=config.resolution[:1] * 2
+        )
         return []
 
     def open_written(self, config: ModelConfig, folder: Path) -> Forward:

@@ -40,7 +40,7 @@ from vitrail.models import zoo
 from vitrail.models.base import AnyModel
 from vitrail.models.config import ModelConfig, read_model
 from vitrail.models.create import build
-from vitrail.models.library_limits import unknown_to
+from vitrail.models.library_limits import unsupported_model_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,7 +360,7 @@ def _write(
     notes on what it computes slightly differently."""
     config = bundle.model.config
     if config.embedding:
-        raise unknown_to(target.name, f"an embedding of {config.embedding} in place of a head")
+        raise unsupported_model_error(target.name, f"an embedding of {config.embedding} in place of a head")
     notes = target.check(bundle)
     if bundle.answer != SINGLE_LABEL:
         notes = [*notes, f"{target.name} does not know that the logits answer with several labels: use a sigmoid"]

@@ -70,7 +70,7 @@ def find_config(model: str) -> ModelConfig:
         return zoo.find(model)
     raise UsageError(
         f"Model must be a name that `vitrail models` lists, or a bundle that exists, got {model!r}."
-        f"{(suggest_path(model, _bundle_at) if model else '') or zoo.like_model(model)}"
+        f"{(suggest_path(model, _bundle_at) if model else '') or zoo.suggest_model(model)}"
     )
 
 

@@ -25,7 +25,7 @@ from vitrail.core.terminal import Meter
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
 from vitrail.data.preprocess import Preprocess
-from vitrail.models.activations import count_from, look
+from vitrail.models.activations import resolve_index, look
 from vitrail.models.base import AnyModel
 
 _FILES = ("features.safetensors", "key.json")
@@ -48,7 +48,7 @@ def extract_features(
     With on_damage skip, those
     of a damaged image are NaN, and `damaged` gets its name and the reason. `meter` is told how many are done."""
     if layer is not None:
-        layer = count_from("Layer", layer, model.config.depth)
+        layer = resolve_index("Layer", layer, model.config.depth)
     weight = next(model.parameters())
     found, is_read = [], []
     loader = Loader(split, preprocess, batch=batch, shuffle=False, workers=workers, on_damage=on_damage)
@@ -117,7 +117,7 @@ class FeatureStore:
         """`path` is where `bundle` was loaded from, or `bundle` itself; `folder` is the cache, by default in the user's
         cache folder."""
         self.bundle, self.workers = bundle, workers
-        self.layer = None if layer is None else count_from("Layer", layer, bundle.model.config.depth)
+        self.layer = None if layer is None else resolve_index("Layer", layer, bundle.model.config.depth)
         self.folder = user_folder() / "features" if folder is None else Path(folder)
         self.hits = 0
         self.notes: list[str] = []

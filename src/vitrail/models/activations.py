@@ -1,4 +1,4 @@
-"""Recorded activations: the intermediate results of a forward pass, which keeps its fused kernels."""
+"""Recorded activations: the intermediate results of a forward pass. Recording keeps the fused kernels."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ class Activations:
     with_attention: bool = True
     """Whether the attention weights of these layers are recorded, too."""
     inside: frozenset[int] = frozenset()
-    """Indices of the Transformer layers whose every step is recorded."""
+    """Indices of the Transformer layers in which every step is recorded."""
     steps: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     """Intermediate results.
 
@@ -53,12 +53,13 @@ class Activations:
         rows.append(("logits", " x ".join(map(str, self.logits.shape))))
         return table(("step", "shape"), rows)
 
-    def wants_attention(self, layer: int) -> bool:
-        """Whether a layer's attention weights are recorded: their memory grows with the number of tokens squared."""
+    def records_attention(self, layer: int) -> bool:
+        """Return whether a layer's attention weights are recorded: their memory grows with the number of tokens
+        squared."""
         return self.with_attention and layer in self.layers
 
     def record_steps(self, layer: int, steps: dict[str, Tensor]) -> None:
-        """Record the steps inside a layer."""
+        """Record the steps inside a layer under the names `blocks.LAYER.NAME`."""
         self.steps |= {f"blocks.{layer}.{name}": step for name, step in steps.items()}
 
     def record_output(self, layer: int, output: Tensor) -> None:
@@ -80,9 +81,9 @@ def look(
 
     `layers` are the blocks to record, from 0 (negative: from the last); default all. Their attention weights are
     computed separately from the fused kernel: the logits are bit-identical, and memory grows only with the recorded
-    layers. `attention=False` omits the weights. `inside` are layers of a Transformer whose every step is recorded, from
-    LayerNorm to the MLP (see `Activations.steps`); None means all. The model runs in evaluation mode, and its mode is
-    restored. With `gradients=True`, the results can be differentiated.
+    layers. `attention=False` omits the weights. `inside` are layers of a Transformer in which every step is recorded,
+    from LayerNorm to the MLP (see `Activations.steps`); None means all. The model runs in evaluation mode, and its mode
+    is restored. With `gradients=True`, the results can be differentiated.
 
         >>> model = vitrail.create("ViT-Nano/7")
         >>> activations = vitrail.look(model, torch.zeros(1, 1, 28, 28), layers=[0, -1])
@@ -97,18 +98,18 @@ def look(
         return model.record(images, layers, attention=attention, inside=inside)
 
 
-def count_from(what: str, number: int, count: int) -> int:
-    """Return the index from 0 of one of `count` layers (or heads); -1 is the last. `what` is its name in errors."""
+def resolve_index(noun: str, number: int, count: int) -> int:
+    """Return the index from 0 of a layer (or head) among `count`; -1 is the last. `noun` is its name in errors."""
     index = as_integer(number)
     if index is None:
-        raise UsageError(f"{what} must be an integer, got {number!r}.")
+        raise UsageError(f"{noun} must be an integer, got {number!r}.")
     if not -count <= index < count:
-        raise UsageError(f"{what} must be from 0 to {count - 1} (or -1 to {-count} from the end), got {index}.")
+        raise UsageError(f"{noun} must be from 0 to {count - 1} (or -1 to {-count} from the end), got {index}.")
     return index % count
 
 
-def count_all_from(what: str, numbers: Iterable[int], count: int) -> list[int]:
-    """`count_from` for each of `numbers`."""
+def resolve_indices(noun: str, numbers: Iterable[int], count: int) -> list[int]:
+    """Return the indices from 0 of several layers (or heads) among `count`, by `resolve_index`."""
     if not isinstance(numbers, Iterable):
-        raise UsageError(f"{what}s must be a list of integers, got {numbers!r}.")
-    return [count_from(what, number, count) for number in numbers]
+        raise UsageError(f"{noun}s must be a list of integers, got {numbers!r}.")
+    return [resolve_index(noun, number, count) for number in numbers]

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitrail.core.errors import UsageError
 from vitrail.core.settings import Pair
-from vitrail.models.activations import Activations, count_all_from
+from vitrail.models.activations import Activations, resolve_indices
 from vitrail.models.config import ModelConfig
 from vitrail.models.layers import EmbeddingHead
 from vitrail.models.roles import Role, decays
@@ -269,7 +269,7 @@ class Model(nn.Module, Generic[Config]):
 
     def _layer_indices(self, layers: Iterable[int] | None) -> list[int]:
         depth = self.config.depth
-        return count_all_from("Layer", range(depth) if layers is None else layers, depth)
+        return resolve_indices("Layer", range(depth) if layers is None else layers, depth)
 
     def _layer_outputs(self, images_BCHW: Tensor, layers: Iterable[int] | None, normalise: bool) -> list[Tensor]:
         """Return the outputs of `layers`, in this order, with the norm before the head if `normalise`."""

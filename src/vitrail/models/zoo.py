@@ -1,4 +1,4 @@
-"""Every model by its name, collected from the `sizes.py` of the families. Nothing here needs torch."""
+"""All named models, collected from the `sizes.py` of the families. This module does not import torch."""
 
 import fnmatch
 
@@ -23,8 +23,8 @@ TIMM: dict[str, Alias] = {name: alias for sizes in _SIZES for name, alias in siz
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Return the names of all models, or of those that match a pattern with `*` and `?`, in upper or lower case. A
-    family of another package has one name, its own.
+    """Return the names of all models, or the names that match a pattern with `*` and `?`, in upper or lower case. A
+    family of another package is listed by its own name.
 
         >>> vitrail.list_models("ViT-B/*")
         ['ViT-B/8', 'ViT-B/14', 'ViT-B/16', 'ViT-B/32']
@@ -38,30 +38,32 @@ def find(name: str) -> ModelConfig:
     """Return the configuration of a model name, ours or timm's.
 
     A timm name may have a tag of weights ("vit_base_patch16_224.mae"); the weights are not loaded. A family of another
-    package has a model of its own name, with its defaults, and sizes whose names begin with that name and a hyphen.
+    package has a model with the family's name and default settings, and sizes named FAMILY-SIZE.
     """
     if name in MODELS:
         return MODELS[name]
-    if alias := _alias(name):
+    if alias := _timm_alias(name):
         return MODELS[alias.name].replace(resolution=alias.resolution)
-    if (config := _of_added_family(str(name))) is not None:
+    if (config := _find_extension_model(str(name))) is not None:
         return config
-    raise UsageError(f"Model must be a name that `vitrail models` lists, got {name!r}.{like_model(str(name))}")
+    raise UsageError(f"Model must be a name that `vitrail models` lists, got {name!r}.{suggest_model(str(name))}")
 
 
-def like_model(name: str) -> str:
-    """Return `" Did you mean 'ViT-B/16'?"` for a similar name or a name from another library; empty without one."""
-    aliases = {other: ours for sizes in _SIZES for other, ours in sizes.aliases.items()}
+def suggest_model(name: str) -> str:
+    """Return the end of an error, such as `" Did you mean 'ViT-B/16'?"`, if `name` is similar to a model's name or is
+    a name from another library; otherwise an empty text."""
+    aliases = {theirs: ours for sizes in _SIZES for theirs, ours in sizes.aliases.items()}
     return did_you_mean(name, list_models(), aliases)
 
 
 def is_model(name: str) -> bool:
-    """Whether this is a model's name, ours or timm's without a tag."""
-    return name in MODELS or name in TIMM or _of_added_family(name) is not None
+    """Return whether `name` is the name of a model, ours or timm's without a tag."""
+    return name in MODELS or name in TIMM or _find_extension_model(name) is not None
 
 
-def _of_added_family(name: str) -> ModelConfig | None:
-    """Return the model if it belongs to a family of another package. Only that family is imported."""
+def _find_extension_model(name: str) -> ModelConfig | None:
+    """Return the configuration of a model of a family of another package; None if no such family has this name.
+    Only that family is imported."""
     family = next(
         (family for family in FAMILIES.extension_names if name == family or name.startswith(f"{family}-")), None
     )
@@ -74,13 +76,13 @@ def _of_added_family(name: str) -> ModelConfig | None:
     return next((size for size in sizes.models if size.name == name), None)
 
 
-def _alias(name: str) -> Alias | None:
+def _timm_alias(name: str) -> Alias | None:
     return TIMM.get(str(name).partition(".")[0])
 
 
 def alias_notes(name: str) -> tuple[str, ...]:
-    """Return a note if `name` is timm's, for the user."""
-    alias = _alias(name)
+    """Return a note for the user if `name` is timm's; otherwise an empty tuple."""
+    alias = _timm_alias(name)
     if alias is None:
         return ()
     ours, resolution = alias

@@ -20,7 +20,7 @@ from vitrail.bundles.parity import Forward, Unverified
 from vitrail.core.errors import CorruptFileError, UsageError, first_line
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import ModelConfig
-from vitrail.models.library_limits import unknown_to
+from vitrail.models.library_limits import unsupported_model_error
 from vitrail.models.state_dict_mapping import Entry, StateDictMapping, mapping_of
 
 
@@ -118,7 +118,7 @@ class WeightFormat(abc.ABC):
         """The mapping of the model's family; raises if the library has no such family."""
         mapping = mapping_of(config, self.name)
         if mapping is None:
-            raise unknown_to(self.library or self.name, f"family {config.family}")
+            raise unsupported_model_error(self.library or self.name, f"family {config.family}")
         return mapping
 
     def entries(self, config: ModelConfig, names: Collection[str] | None = None) -> Iterable[Entry]:

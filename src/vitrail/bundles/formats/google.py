@@ -25,7 +25,7 @@ from vitrail.models.families.mixer.config import MixerConfig
 from vitrail.models.families.resnet.config import ResNetConfig
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.families.vit.weights import google_names_in
-from vitrail.models.library_limits import other_epsilon, other_gelu
+from vitrail.models.library_limits import epsilon_notes, gelu_notes
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")
 
@@ -81,7 +81,7 @@ class Google(WeightFormat):
     def check(self, bundle: Bundle) -> list[str]:
         config = bundle.model.config
         self.mapping(config).check(config)
-        return other_epsilon(config, self.library) + other_gelu(config, self.library, exact=False)
+        return epsilon_notes(config, self.library) + gelu_notes(config, self.library, exact=False)
 
     def write(self, tensors: dict[str, Tensor], path: Path) -> None:
         np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})

@@ -25,7 +25,7 @@ from vitrail.models.families.hybrid.config import HybridConfig
 from vitrail.models.families.mixer.config import MixerConfig
 from vitrail.models.families.resnet.config import ResNetConfig
 from vitrail.models.families.vit.config import ViTConfig
-from vitrail.models.library_limits import other_epsilon, other_gelu
+from vitrail.models.library_limits import epsilon_notes, gelu_notes
 from vitrail.models.zoo import MODELS, TIMM
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu"}
@@ -72,11 +72,11 @@ class Timm(WeightFormat):
         mapping = self.mapping(config)
         mapping.check(config)
         architecture(config)
-        notes = other_epsilon(config, "timm")
+        notes = epsilon_notes(config, "timm")
         if bundle.preprocess.resize == "pad":
             notes.append("timm pads with the mean colour, this bundle with its background")
         if "act_layer" not in mapping.settings(config):
-            notes += other_gelu(config, "timm", exact=True)
+            notes += gelu_notes(config, "timm", exact=True)
         return notes
 
     def documents(self, bundle: Bundle) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from vitrail.bundles.parity import Forward, Unverified, import_peer
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import ModelConfig
 from vitrail.models.families.vit.config import ViTConfig
-from vitrail.models.library_limits import other_epsilon, require_head
+from vitrail.models.library_limits import epsilon_notes, require_head
 
 _LAYERS = "encoder.layers.encoder_layer_"
 # torchvision's function for a width and a patch.
@@ -74,7 +74,7 @@ class Torchvision(WeightFormat):
         config = bundle.model.config
         require_head(config, "torchvision")
         self.mapping(config).check(config)
-        return other_epsilon(config, "torchvision")
+        return epsilon_notes(config, "torchvision")
 
     def open_written(self, config: ModelConfig, folder: Path) -> Forward:
         return _open_by_torchvision(self.mapping(config).settings(config), load_file(folder / self.file))

@@ -11,20 +11,20 @@ from vitrail.models.families.vit.weights import (
     google_names,
     google_unverified,
 )
-from vitrail.models.library_limits import unknown_to
+from vitrail.models.library_limits import unsupported_model_error
 from vitrail.models.state_dict_mapping import (
     Entry,
     StateDictMapping,
-    jax_kernel,
-    jax_vector,
+    jax_kernel_entry,
+    jax_vector_entry,
     parameter_names,
-    renamed,
+    renamed_entry,
 )
 
 
 def _check_stem(config: HybridConfig, library: str) -> None:
     if config.stem != "resnet":
-        raise unknown_to(library, f"a hybrid with stem {config.stem}")
+        raise unsupported_model_error(library, f"a hybrid with stem {config.stem}")
 
 
 def _check_timm(config: HybridConfig) -> None:
@@ -40,7 +40,7 @@ def _timm_settings(config: HybridConfig) -> dict[str, Any]:
 def _timm_entries(config: HybridConfig, names: Collection[str] | None) -> Iterator[Entry]:
     for name in parameter_names(config):
         # Without stages, timm's backbone is the stem.
-        yield renamed(name, name if config.stem_layers else name.replace("backbone.stem.", "backbone."))
+        yield renamed_entry(name, name if config.stem_layers else name.replace("backbone.stem.", "backbone."))
 
 
 def _check_google(config: HybridConfig) -> None:
@@ -73,8 +73,8 @@ def _google_stem_entry(ours: str, prefix: str) -> Entry:
         is_shortcut = inner[0] == "downsample"
         at += ("conv" if part.startswith("conv") else "gn") + ("_proj" if is_shortcut else part[-1])
     if part.startswith("conv"):
-        return jax_kernel(ours, f"{at}/kernel")
-    return jax_vector(ours, f"{at}/{'scale' if leaf == 'weight' else 'bias'}")
+        return jax_kernel_entry(ours, f"{at}/kernel")
+    return jax_vector_entry(ours, f"{at}/{'scale' if leaf == 'weight' else 'bias'}")
 
 
 MAPPINGS: dict[str, StateDictMapping[HybridConfig]] = {

@@ -87,7 +87,7 @@ class IGPT(Model[IGPTConfig]):
         if activations is not None:
             activations.steps["tokens"] = z_BND
         for layer, block in enumerate(self.blocks):
-            if activations is not None and activations.wants_attention(layer):
+            if activations is not None and activations.records_attention(layer):
                 activations.attention[layer] = block.attn.weights(block.norm1(z_BND), bias=self.mask)
             if activations is not None and layer in activations.inside:
                 activations.record_steps(layer, block.steps(z_BND, self.mask))

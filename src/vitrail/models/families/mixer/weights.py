@@ -7,15 +7,15 @@ from vitrail.models.families.mixer.config import MixerConfig
 from vitrail.models.state_dict_mapping import (
     Entry,
     StateDictMapping,
-    jax_kernel,
-    jax_layer,
+    jax_kernel_entry,
+    jax_layer_entry,
     parameter_names,
-    renamed,
+    renamed_entry,
 )
 
 
 def _timm_entries(config: MixerConfig, names: Collection[str] | None) -> Iterable[Entry]:
-    return (renamed(name, name) for name in parameter_names(config))
+    return (renamed_entry(name, name) for name in parameter_names(config))
 
 
 def _timm_settings(config: MixerConfig) -> dict[str, Any]:
@@ -29,17 +29,17 @@ def _google_entries(config: MixerConfig, names: Collection[str] | None) -> Itera
 
 def _google_entry(ours: str) -> Entry:
     if ours == "stem.proj.weight":
-        return jax_kernel(ours, "stem/kernel")
+        return jax_kernel_entry(ours, "stem/kernel")
     if ours == "stem.proj.bias":
-        return renamed(ours, "stem/bias")
+        return renamed_entry(ours, "stem/bias")
     if not ours.startswith("blocks."):
-        return jax_layer(ours, "pre_head_layer_norm" if ours.startswith("norm.") else "head")
+        return jax_layer_entry(ours, "pre_head_layer_norm" if ours.startswith("norm.") else "head")
     _, layer, part, *_ = ours.split(".")
     at = f"MixerBlock_{layer}/"
     if part.startswith("norm"):
-        return jax_layer(ours, f"{at}LayerNorm_{int(part[-1]) - 1}")
+        return jax_layer_entry(ours, f"{at}LayerNorm_{int(part[-1]) - 1}")
     dense = int(ours.split(".")[3][-1]) - 1
-    return jax_layer(ours, f"{at}{'token' if part == 'mlp_tokens' else 'channel'}_mixing/Dense_{dense}")
+    return jax_layer_entry(ours, f"{at}{'token' if part == 'mlp_tokens' else 'channel'}_mixing/Dense_{dense}")
 
 
 def _google_unverified(config: MixerConfig) -> str:

@@ -32,7 +32,7 @@ def record_layer(
     as equal tokens, each with the share of its group's attention that log(size) gives it.
     """
     tokens_BTD, token_bias = spread(input_BTD, groups), bias if groups is None else None
-    if activations.wants_attention(layer):
+    if activations.records_attention(layer):
         activations.attention[layer] = block.attention(tokens_BTD, rope, token_bias)
     if layer in activations.inside:
         if merges:

@@ -8,16 +8,16 @@ from torch import Tensor
 
 from vitrail.core.errors import UsageError
 from vitrail.models.families.vit.config import ViTConfig
-from vitrail.models.library_limits import require, unknown_to
+from vitrail.models.library_limits import require_settings, unsupported_model_error
 from vitrail.models.state_dict_mapping import (
     Entry,
     StateDictMapping,
-    jax_kernel,
-    jax_layer,
+    jax_kernel_entry,
+    jax_layer_entry,
     parameter_names,
-    renamed,
-    shaped,
-    stacked,
+    renamed_entry,
+    reshaped_entry,
+    stacked_entry,
 )
 
 # Settings that no other library can change.
@@ -39,15 +39,15 @@ def check_plain(config: ViTConfig, library: str) -> None:
     """Refuse variants that only vitrail has."""
     for name, value in _PLAIN.items():
         if getattr(config, name) != value:
-            raise unknown_to(library, f"{name.replace('_', ' ')} {getattr(config, name)!r}")
+            raise unsupported_model_error(library, f"{name.replace('_', ' ')} {getattr(config, name)!r}")
     if config.patch[0] != config.patch[1]:
-        raise unknown_to(library, f"patches of {config.patch}")
+        raise unsupported_model_error(library, f"patches of {config.patch}")
 
 
 def _check_paper(config: ViTConfig, library: str, **fixed: Any) -> None:
     """Refuse what a library that has only the paper's ViT cannot express; `fixed` are further fixed settings of it."""
     check_plain(config, library)
-    require(config, library, pool="cls", registers=0, class_position=True, layer_scale=None, **fixed)
+    require_settings(config, library, pool="cls", registers=0, class_position=True, layer_scale=None, **fixed)
     if config.resolution[0] != config.resolution[1]:
         raise UsageError(f"Resolution must be square for {library}, got {config.resolution}.")
 
@@ -56,7 +56,7 @@ def _check_paper(config: ViTConfig, library: str, **fixed: Any) -> None:
 
 
 def timm_entries(config: ViTConfig, names: Collection[str] | None) -> Iterable[Entry]:
-    return (renamed(name, name) for name in parameter_names(config))
+    return (renamed_entry(name, name) for name in parameter_names(config))
 
 
 def check_timm(config: ViTConfig) -> None:
@@ -125,9 +125,9 @@ def _needs_big_vision(config: ViTConfig) -> bool:
 
 def check_google(config: ViTConfig) -> None:
     check_plain(config, "Google's code")
-    require(config, "Google's code", registers=0, layer_scale=None, qkv_bias=True)
+    require_settings(config, "Google's code", registers=0, layer_scale=None, qkv_bias=True)
     if config.activation == "relu" or config.representation == "gelu":
-        raise unknown_to("Google's code", "another activation in the MLP than GELU, or before the head than tanh")
+        raise unsupported_model_error("Google's code", "an MLP without GELU, or a layer before the head without tanh")
 
 
 def google_unverified(config: ViTConfig) -> str | None:
@@ -147,19 +147,19 @@ def _google_entries(config: ViTConfig, names: Collection[str] | None) -> Iterato
 def google_entry(ours: str, heads: int, names: GoogleNames) -> Entry:
     """Entry for any tensor but those of a hybrid's stem."""
     if ours == "cls_token":
-        return renamed(ours, f"{names.prefix}cls")
+        return renamed_entry(ours, f"{names.prefix}cls")
     if ours == "pos_embed":
-        return renamed(ours, names.prefix + names.positions)
+        return renamed_entry(ours, names.prefix + names.positions)
     if ours == "patch_embed.proj.weight":
-        return jax_kernel(ours, f"{names.prefix}embedding/kernel")
+        return jax_kernel_entry(ours, f"{names.prefix}embedding/kernel")
     if ours == "patch_embed.proj.bias":
-        return renamed(ours, f"{names.prefix}embedding/bias")
+        return renamed_entry(ours, f"{names.prefix}embedding/bias")
     if ours.startswith("blocks."):
         return _google_layer_entry(ours, heads, names)
     if ours.startswith("attn_pool."):
         return _google_pool_entry(ours, f"{names.prefix}MAPHead_0/", heads)
     part = {"norm": "Transformer/encoder_norm", "pre_logits": "pre_logits", "head": "head"}[ours.split(".")[0]]
-    return jax_layer(ours, names.prefix + part)
+    return jax_layer_entry(ours, names.prefix + part)
 
 
 def _google_layer_entry(ours: str, heads: int, names: GoogleNames) -> Entry:
@@ -172,8 +172,8 @@ def _google_layer_entry(ours: str, heads: int, names: GoogleNames) -> Entry:
         case "attn.proj":
             return _google_out_entry(ours, f"{at}{names.attention}/out", heads, leaf)
         case "mlp.fc1" | "mlp.fc2":
-            return jax_layer(ours, f"{at}{names.mlp}/Dense_{int(part[-1]) - 1}")
-    return jax_layer(ours, at + {"norm1": "LayerNorm_0", "norm2": names.second_norm}[part])
+            return jax_layer_entry(ours, f"{at}{names.mlp}/Dense_{int(part[-1]) - 1}")
+    return jax_layer_entry(ours, at + {"norm1": "LayerNorm_0", "norm2": names.second_norm}[part])
 
 
 def _google_pool_entry(ours: str, at: str, heads: int) -> Entry:
@@ -181,7 +181,7 @@ def _google_pool_entry(ours: str, at: str, heads: int) -> Entry:
     attention = f"{at}MultiHeadDotProductAttention_0"
     match part:
         case "":
-            return renamed(ours, f"{at}probe")
+            return renamed_entry(ours, f"{at}probe")
         case "q":
             return _google_heads_entry(ours, [f"{attention}/query"], heads, leaf)
         case "kv":
@@ -189,8 +189,8 @@ def _google_pool_entry(ours: str, at: str, heads: int) -> Entry:
         case "proj":
             return _google_out_entry(ours, f"{attention}/out", heads, leaf)
         case "norm":
-            return jax_layer(ours, f"{at}LayerNorm_0")
-    return jax_layer(ours, f"{at}MlpBlock_0/Dense_{int(part[-1]) - 1}")
+            return jax_layer_entry(ours, f"{at}LayerNorm_0")
+    return jax_layer_entry(ours, f"{at}MlpBlock_0/Dense_{int(part[-1]) - 1}")
 
 
 def _google_heads_entry(ours: str, theirs: list[str], heads: int, leaf: str) -> Entry:
@@ -214,8 +214,8 @@ def _google_heads_entry(ours: str, theirs: list[str], heads: int, leaf: str) -> 
 def _google_out_entry(ours: str, theirs: str, heads: int, leaf: str) -> Entry:
     """Entry for the projection out of heads: a kernel (heads, K, D)."""
     if leaf == "bias":
-        return renamed(ours, f"{theirs}/bias")
-    return shaped(
+        return renamed_entry(ours, f"{theirs}/bias")
+    return reshaped_entry(
         ours, f"{theirs}/kernel", lambda kernel: kernel.flatten(0, 1).T, lambda w: w.T.reshape(heads, -1, w.shape[0])
     )
 
@@ -242,7 +242,9 @@ def _check_huggingface(config: ViTConfig) -> None:
     fixed = {"representation": "none"} if config.classes else {}
     _check_paper(config, "transformers", **fixed)
     if config.representation == "gelu":
-        raise unknown_to("transformers", "a layer with gelu after [CLS] (ViTModel has one with tanh, or none)")
+        raise unsupported_model_error(
+            "transformers", "a layer with gelu after [CLS] (ViTModel has a layer with tanh, or none)"
+        )
 
 
 def _huggingface_settings(config: ViTConfig) -> dict[str, Any]:
@@ -282,19 +284,19 @@ def _huggingface_entries(config: ViTConfig, names: Collection[str] | None) -> It
             at = f"{prefix}encoder.layer.{layer}." if is_old else f"{prefix}layers.{layer}."
             yield _huggingface_layer_entry(name, at, rest, is_old)
         elif name.startswith("head."):
-            yield renamed(name, name.replace("head.", "classifier."))
+            yield renamed_entry(name, name.replace("head.", "classifier."))
         else:
             ours, theirs = next(pair for pair in _HUGGING_FACE if name.startswith(pair[0]))
-            yield renamed(name, prefix + name.replace(ours, theirs))
+            yield renamed_entry(name, prefix + name.replace(ours, theirs))
 
 
 def _huggingface_layer_entry(ours: str, at: str, rest: str, is_old: bool) -> Entry:
     if rest.startswith("attn.qkv."):
         leaf = rest.rpartition(".")[2]
         parts = ("attention.query", "attention.key", "attention.value") if is_old else ("q_proj", "k_proj", "v_proj")
-        return stacked(ours, (f"{at}attention.{part}.{leaf}" for part in parts))
+        return stacked_entry(ours, (f"{at}attention.{part}.{leaf}" for part in parts))
     mine, old, new = next(names for names in _HUGGING_FACE_LAYER if rest.startswith(names[0]))
-    return renamed(ours, at + rest.replace(mine, old if is_old else new))
+    return renamed_entry(ours, at + rest.replace(mine, old if is_old else new))
 
 
 def _distillation_entry(name: str) -> Entry:
@@ -332,7 +334,9 @@ _TORCHVISION = (
 def _check_torchvision(config: ViTConfig) -> None:
     _check_paper(config, "torchvision", qkv_bias=True, activation="gelu", channels=3)
     if config.representation == "gelu":
-        raise unknown_to("torchvision", "a layer with gelu before the head (its ViT has one with tanh, or none)")
+        raise unsupported_model_error(
+            "torchvision", "a layer with gelu before the head (its ViT has a layer with tanh, or none)"
+        )
 
 
 def _torchvision_settings(config: ViTConfig) -> dict[str, Any]:
@@ -360,7 +364,7 @@ def _torchvision_entries(config: ViTConfig, names: Collection[str] | None) -> It
         ours, theirs = next(pair for pair in _TORCHVISION if inner.startswith(pair[0]))
         if is_old:
             theirs = {"mlp.0.": "mlp.linear_1.", "mlp.3.": "mlp.linear_2."}.get(theirs, theirs)
-        yield renamed(name, prefix + theirs + inner.removeprefix(ours))
+        yield renamed_entry(name, prefix + theirs + inner.removeprefix(ours))
 
 
 # DINOv2: facebookresearch has our names, but for the registers. Hugging Face's name for each of ours:
@@ -394,23 +398,23 @@ def _dino_entries(config: ViTConfig, names: Collection[str] | None) -> Iterator[
     is_facebook = names is None or "patch_embed.proj.weight" in names
     for name in parameter_names(config):
         if is_facebook:
-            yield renamed(name, "register_tokens" if name == "reg_token" else name)
+            yield renamed_entry(name, "register_tokens" if name == "reg_token" else name)
         elif name.startswith("blocks."):
             _, layer, rest = name.split(".", 2)
             yield _dino_layer_entry(name, f"encoder.layer.{layer}.", rest)
         else:
             ours, theirs = next(pair for pair in _DINO if name.startswith(pair[0]))
-            yield renamed(name, name.replace(ours, theirs))
+            yield renamed_entry(name, name.replace(ours, theirs))
 
 
 def _dino_layer_entry(ours: str, at: str, rest: str) -> Entry:
     if rest.startswith("attn.qkv."):
         leaf = rest.rpartition(".")[2]
-        return stacked(ours, (f"{at}attention.attention.{part}.{leaf}" for part in ("query", "key", "value")))
+        return stacked_entry(ours, (f"{at}attention.attention.{part}.{leaf}" for part in ("query", "key", "value")))
     for mine, theirs in _DINO_LAYER:
         if rest.startswith(mine):
-            return renamed(ours, at + rest.replace(mine, theirs))
-    return renamed(ours, at + rest)
+            return renamed_entry(ours, at + rest.replace(mine, theirs))
+    return renamed_entry(ours, at + rest)
 
 
 MAPPINGS: dict[str, StateDictMapping[ViTConfig]] = {

@@ -12,7 +12,7 @@ from vitrail.analysis.heads import head_input_weights
 from vitrail.core.errors import UsageError
 from vitrail.core.message_files import load_messages
 from vitrail.data.thumbnail import image_data_url
-from vitrail.models.activations import Activations, count_all_from
+from vitrail.models.activations import Activations, resolve_indices
 from vitrail.models.base import Layout
 from vitrail.reports.attention_figure import attention_figure
 from vitrail.reports.colours import sequential
@@ -66,8 +66,8 @@ class AttentionPanel(Panel):
             return [], []
         layers = range(config.depth) if context.layers is None else context.layers
         heads = range(config.heads) if context.heads is None else context.heads
-        layers = sorted(set(count_all_from("Layer", layers, config.depth)))
-        heads = sorted(set(count_all_from("Head", heads, config.heads)))
+        layers = sorted(set(resolve_indices("Layer", layers, config.depth)))
+        heads = sorted(set(resolve_indices("Head", heads, config.heads)))
         if not layers or not heads:
             raise UsageError("Layers and heads must be at least one each, got none.")
         needed = count * len(layers) * len(heads) * 4 * config.tokens**2

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.core.errors import UsageError
 from vitrail.core.message_files import load_messages
-from vitrail.models.activations import Activations, count_all_from
+from vitrail.models.activations import Activations, resolve_indices
 from vitrail.reports.colours import sequential, signed
 from vitrail.reports.equations import typeset
 from vitrail.reports.inspect.packing import pack, round_significant
@@ -95,7 +95,7 @@ class InsideLayerPanel(Panel):
             raise UsageError(f"Inside must be omitted for family {config.family}, which has no Transformer layers.")
         depth = config.depth
         layers = {0, depth // 2, depth - 1} if context.inside is None else context.inside
-        self.layers = sorted(set(count_all_from("Layer", layers, depth)))
+        self.layers = sorted(set(resolve_indices("Layer", layers, depth)))
         if not self.layers:
             raise UsageError("Inside must be at least one layer, got none.")
         self.has_all_tokens = True
