@@ -1,4 +1,4 @@
-"""`report.html` in a real browser: the pointer, both axes, both languages, narrow and dark, nothing from outside."""
+"""`report.html` in a real browser: tooltips, both axes, both languages, narrow and dark screens, no requests."""
 
 import re
 
@@ -11,7 +11,7 @@ from vitrail.data.sources.registry import open_data
 from vitrail.training.options import Options
 from vitrail.training.recipe import Recipe
 
-READ = """text => [...text.childNodes]
+READ_VISIBLE_TEXT = """text => [...text.childNodes]
     .filter((node) => node.nodeType === Node.TEXT_NODE || getComputedStyle(node).display !== "none")
     .map((node) => node.textContent).join("")"""
 
@@ -27,47 +27,49 @@ def report(tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, report):
-    """Opens the report; anything that a browser complains about or asks others for fails the test."""
+    """Return a function that opens the report. The test fails on console messages, page errors and network requests."""
     complaints, contexts = [], []
 
-    def show(width=1280, scheme="light", path=report, fragment=""):
+    def open_report(width=1280, scheme="light", path=report, fragment=""):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda one: complaints.extend([one.url] * (one.url[:5] not in ("file:", "data:"))))
+        page.on(
+            "request", lambda request: complaints.extend([request.url] * (request.url[:5] not in ("file:", "data:")))
+        )
         page.goto(path.as_uri() + fragment)
         return page
 
-    yield show
+    yield open_report
     for context in contexts:
         context.close()
     assert not complaints
 
 
-def test_the_pointer_finds_values(opened):
+def test_pointer_shows_values_of_all_curves(opened):
     page = opened()
     chart = page.locator(".by-step svg").first
     box = chart.bounding_box()
-    at = {"x": box["width"] / 2, "y": box["height"] / 2}
-    read = chart.locator(".column:hover text")
-    assert read.count() == 0
-    chart.hover(position=at)
-    assert read.evaluate("text => getComputedStyle(text.parentElement).opacity") == "1"
-    said = read.evaluate(READ)
-    assert re.fullmatch(r"step \d+ · training \d\.\d+( · held out \d\.\d+)?", said)
+    position = {"x": box["width"] / 2, "y": box["height"] / 2}
+    readout = chart.locator(".column:hover text")
+    assert readout.count() == 0
+    chart.hover(position=position)
+    assert readout.evaluate("text => getComputedStyle(text.parentElement).opacity") == "1"
+    text = readout.evaluate(READ_VISIBLE_TEXT)
+    assert re.fullmatch(r"step \d+ · training \d\.\d+( · held out \d\.\d+)?", text)
     title = page.evaluate(
         "([x, y]) => document.elementFromPoint(x, y).querySelector('title').textContent",
-        [box["x"] + at["x"], box["y"] + at["y"]],
+        [box["x"] + position["x"], box["y"] + position["y"]],
     )
-    assert title.split("\n") == said.split(" · ")
+    assert title.split("\n") == text.split(" · ")
     cells = page.locator("table.matrix td[title]")
     assert cells.count() == 100
     assert re.fullmatch(r"0 → 0: \d+ / \d+ \([\d.]+%\)", cells.first.get_attribute("title"))
 
 
-def test_seconds_are_the_other_axis_without_a_script(opened):
+def test_time_axis_is_selected_without_a_script(opened):
     page = opened()
     charts = {name: page.locator(f".by-{name} svg").first for name in ("step", "seconds")}
     assert [charts[name].is_visible() for name in charts] == [True, False]
@@ -76,23 +78,25 @@ def test_seconds_are_the_other_axis_without_a_script(opened):
     assert "seconds" in charts["seconds"].text_content()
 
 
-def test_korean_dark_and_narrow(opened):
+def test_korean_report_fits_a_dark_narrow_screen(opened):
     page = opened(width=390, scheme="dark", fragment="#ko")
     text = page.locator("main").inner_text()
     assert "혼동 행렬" in text
     assert "Confusion" not in text
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    # What scrolls within itself would hide columns, the confusion matrix of ten classes among them.
-    wide = "[...document.querySelectorAll('.scroll, pre')].filter((one) => one.scrollWidth > one.clientWidth)"
-    assert page.evaluate(f"{wide}.map((one) => one.textContent)") == []
+    # A scrolling element would hide columns, for instance of the confusion matrix of ten classes.
+    wide = (
+        "[...document.querySelectorAll('.scroll, pre')].filter((element) => element.scrollWidth > element.clientWidth)"
+    )
+    assert page.evaluate(f"{wide}.map((element) => element.textContent)") == []
     chart = page.locator(".by-step svg").first
     chart.hover()
-    assert chart.locator(".column:hover text").evaluate(READ).startswith("스텝 ")
+    assert chart.locator(".column:hover text").evaluate(READ_VISIBLE_TEXT).startswith("스텝 ")
     page.locator("#language").click()
     assert "Confusion matrix" in page.locator("main").inner_text()
 
 
-def test_a_report_that_loads_itself_again_keeps_what_was_chosen(opened, report, tmp_path):
+def test_reloaded_report_keeps_language_and_axis(opened, report, tmp_path):
     live = tmp_path / "report.html"
     live.write_text(report.read_text().replace("<title>", '<meta http-equiv="refresh" content="1"><title>', 1))
     page = opened(path=live)

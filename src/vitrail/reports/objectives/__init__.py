@@ -1,1 +1,1 @@
-"""The final evaluations of objectives in the run report: one module for each type of result."""
+"""The final evaluation of each training objective in the run report."""

@@ -1,4 +1,4 @@
-"""The final evaluation of a classifier in the report: classes, calibration, confusions and mistakes."""
+"""Show the final evaluation of a classifier in the run report: classes, calibration, confusions and mistakes."""
 
 from pathlib import Path
 from typing import Any
@@ -19,161 +19,166 @@ from vitrail.reports.translations import translator
 from vitrail.training.objectives.judgement import Classification
 
 MESSAGES = load_messages(__file__)
-_SHOWN_CLASSES = 30  # up to which the report has the full confusion matrix
-_LISTED_CLASSES = 1000
-_SHOWN_MISTAKES, _SHOWN_PAIRS = 18, 40
-_TOP = 5
+_MAX_CHART_CLASSES = 30  # also the largest number of classes with a confusion matrix
+_MAX_TABLE_CLASSES = 1000
+_MAX_MISTAKES = 18
+_MAX_PAIRS = 40  # without a confusion matrix
+_MAX_PAIRS_BESIDE_MATRIX = 12
+_TOP_K = 5
 
 t = translator(MESSAGES)
-"""A sentence of the final evaluation, in both languages."""
+"""Return a message of the final evaluation in both languages."""
 
 
 def summary(judgement: Classification) -> list[tuple[str, str]]:
-    """Accuracy with its interval, top-5 accuracy and calibration error."""
+    """Return accuracy with its interval, top-5 accuracy and calibration error."""
     scores, split = judgement.full, split_label(judgement.split.name)
     low, high = (f"{end:.1%}" for end in scores["accuracy_interval"])
     return [
         (t("accuracy-on", count=scores["count"], split=split, low=low, high=high), f"{scores['accuracy']:.1%}"),
-        # Of five classes or fewer, the five most probable are all.
-        *([(t("top5"), f"{scores['top5']:.1%}")] if len(judgement.labels) > _TOP else []),
+        # Top-5 accuracy is always 1 for five classes or fewer.
+        *([(t("top5"), f"{scores['top5']:.1%}")] if len(judgement.labels) > _TOP_K else []),
         (t("ece"), f"{scores['ece']:.3f}"),
     ]
 
 
 def sections(judgement: Classification) -> str:
-    """Classes, calibration, confusions, mistakes."""
+    """Return sections about accuracy per class, calibration, confusions and mistakes."""
     answers, labels = judgement.answers, judgement.labels
-    mistakes = _mistakes(answers, judgement.split, labels, judgement.preprocess)
+    mistakes = _mistake_gallery(answers, judgement.split, labels, judgement.preprocess)
     return "\n".join(
         (
-            f"<h2>{t('classes')}</h2>{_classes(judgement.full, _calibration(answers, judgement.full))}",
-            f"<h2>{t('confusion')}</h2>{_confusion(answers, labels)}",
+            f"<h2>{t('classes')}</h2>{_class_figures(judgement.full, _calibration_figure(answers, judgement.full))}",
+            f"<h2>{t('confusion')}</h2>{_confusion_figures(answers, labels)}",
             f"<h2>{t('mistakes')}</h2>{mistakes}",
         )
     )
 
 
 def split_label(name: str) -> Html:
-    """The name of a split, in both languages."""
+    """Return the name of a split in both languages."""
     return t(f"split-{name}") if f"split-{name}" in MESSAGES else escape(name)
 
 
-def _classes(scores: dict[str, Any], calibration: str) -> str:
-    """The accuracy of each class, worst first, as a figure beside the calibration and as a table."""
-    known = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["accuracy"])
-    drawn = [
+def _class_figures(scores: dict[str, Any], calibration: str) -> str:
+    """Return a chart and a table of the accuracy of each class, worst first. `calibration` is beside the chart."""
+    evaluated = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["accuracy"])
+    chart_rows = [
         Interval(row["label"], 100 * row["accuracy"], *(100 * end for end in row["interval"]))
-        for row in known[:_SHOWN_CLASSES]
+        for row in evaluated[:_MAX_CHART_CLASSES]
     ]
     title, note = t("one-class"), t("classes-note", count=scores["count"])
-    if len(known) > 1:
+    if len(evaluated) > 1:
         title = t(
             "from-to",
-            low=f"{known[0]['accuracy']:.1%}",
-            worst=known[0]["label"],
-            high=f"{known[-1]['accuracy']:.1%}",
-            best=known[-1]["label"],
+            low=f"{evaluated[0]['accuracy']:.1%}",
+            worst=evaluated[0]["label"],
+            high=f"{evaluated[-1]['accuracy']:.1%}",
+            best=evaluated[-1]["label"],
         )
-    if len(known) > len(drawn):
-        note = t("worst-note", shown=len(drawn), classes=len(known), count=scores["count"])
+    if len(evaluated) > len(chart_rows):
+        note = t("worst-note", shown=len(chart_rows), classes=len(evaluated), count=scores["count"])
     axis = t("accuracy-axis", "tspan")
-    worst = figure(title, note, interval_chart(drawn, axis, ends=(-2, 102), zero=100 * scores["accuracy"]))
+    chart = figure(title, note, interval_chart(chart_rows, axis, ends=(-2, 102), zero=100 * scores["accuracy"]))
     rows = [
         [row["label"], f"{row['count']:,}", f"{row['accuracy']:.1%}", "{:.1%} … {:.1%}".format(*row["interval"])]
-        for row in known[:_LISTED_CLASSES]
+        for row in evaluated[:_MAX_TABLE_CLASSES]
     ]
     rows += [[row["label"], "0", "-", "-"] for row in scores["per_class"] if not row["count"]][
-        : _LISTED_CLASSES - len(rows)
+        : _MAX_TABLE_CLASSES - len(rows)
     ]
-    listed = table([t(name) for name in ("class", "images", "accuracy", "interval")], rows, frozenset({1, 2, 3}))
-    classes = len(scores["per_class"])
-    summary = t("all-classes" if len(rows) == classes else "some-classes", shown=len(rows), classes=classes)
-    return f'<div class="panes">{worst}{calibration}</div><details><summary>{summary}</summary>{listed}</details>'
+    listing = table([t(name) for name in ("class", "images", "accuracy", "interval")], rows, frozenset({1, 2, 3}))
+    count = len(scores["per_class"])
+    caption = t("all-classes" if len(rows) == count else "some-classes", shown=len(rows), classes=count)
+    return f'<div class="panes">{chart}{calibration}</div><details><summary>{caption}</summary>{listing}</details>'
 
 
-def _confusion(answers: SplitPredictions, names: tuple[str, ...]) -> str:
-    """The matrix, if it is small enough to read, beside the pairs that are confused most often."""
-    said = answers.probabilities.argmax(axis=1)
-    pairs, times = np.unique(np.stack([answers.labels, said], axis=1), axis=0, return_counts=True)
-    counts = np.bincount(answers.labels, minlength=len(names))
+def _confusion_figures(answers: SplitPredictions, names: tuple[str, ...]) -> str:
+    """Return a table of the most confused pairs of classes, and the confusion matrix if it is small enough to read."""
+    predicted = answers.probabilities.argmax(axis=1)
+    pairs, times = np.unique(np.stack([answers.labels, predicted], axis=1), axis=0, return_counts=True)
+    class_counts = np.bincount(answers.labels, minlength=len(names))
     wrong = np.flatnonzero(pairs[:, 0] != pairs[:, 1])
-    order = wrong[np.argsort(-times[wrong], kind="stable")][: _SHOWN_PAIRS if len(names) > _SHOWN_CLASSES else 12]
+    max_pairs = _MAX_PAIRS if len(names) > _MAX_CHART_CLASSES else _MAX_PAIRS_BESIDE_MATRIX
+    order = wrong[np.argsort(-times[wrong], kind="stable")][:max_pairs]
     rows = [
-        [names[true], names[given], f"{times[at]:,}", f"{times[at] / counts[true]:.1%}"]
-        for at in order
-        for true, given in [pairs[at]]
+        [names[truth], names[prediction], f"{count:,}", f"{count / class_counts[truth]:.1%}"]
+        for (truth, prediction), count in zip(pairs[order].tolist(), times[order].tolist(), strict=True)
     ]
-    headers = [t(name) for name in ("is", "called", "times", "of-class")]
-    listed = table(headers, rows, frozenset({2, 3})) if rows else t("no-mistakes", "p")
-    confused = f"<div><h3>{t('pairs')}</h3>{listed}</div>"
-    if len(names) > _SHOWN_CLASSES:
-        return f"{t('too-many', 'p', classes=len(names))}{confused}"
+    headers = [t(name) for name in ("is", "predicted", "times", "of-class")]
+    pair_table = table(headers, rows, frozenset({2, 3})) if rows else t("no-mistakes", "p")
+    pair_list = f"<div><h3>{t('pairs')}</h3>{pair_table}</div>"
+    if len(names) > _MAX_CHART_CLASSES:
+        return f"{t('too-many', 'p', classes=len(names))}{pair_list}"
     matrix = np.zeros((len(names), len(names)), np.int64)
     matrix[pairs[:, 0], pairs[:, 1]] = times
+    return f'{t("matrix-note", "p")}<div class="confusion">{_confusion_matrix(matrix, names)}{pair_list}</div>'
+
+
+def _confusion_matrix(matrix: np.ndarray, names: tuple[str, ...]) -> str:
+    """Return counts (true class, predicted class) as a table, coloured by the share of the row."""
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    lines = []
-    for name, row in zip(names, matrix, strict=True):
-        total = max(row.sum(), 1)
-        cells = "".join(
-            f'<td title="{escape(name)} → {escape(given)}: {count:,} / {row.sum():,} ({count / total:.1%})" style="'
-            f"background:color-mix(in srgb, var(--c0) {100 * count / total:.0f}%, transparent)"
-            f'{";color:var(--paper)" if count > 0.7 * total else ""}">{count or ""}</td>'
-            for given, count in zip(names, row, strict=True)
-        )
-        lines.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
-    is_long = max(map(len, names)) > 3
-    drawn = (
-        f'<div class="scroll"><table class="matrix{" long" if is_long else ""}"><thead><tr><td></td>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
-    return f'{t("matrix-note", "p")}<div class="confusion">{drawn}{confused}</div>'
+    rows = []
+    for truth, counts in zip(names, matrix, strict=True):
+        total, cells = max(counts.sum(), 1), []
+        for prediction, count in zip(names, counts, strict=True):
+            tooltip = f"{escape(truth)} → {escape(prediction)}: {count:,} / {counts.sum():,} ({count / total:.1%})"
+            style = f"background:color-mix(in srgb, var(--c0) {100 * count / total:.0f}%, transparent)"
+            style += ";color:var(--paper)" if count > 0.7 * total else ""
+            cells.append(f'<td title="{tooltip}" style="{style}">{count or ""}</td>')
+        rows.append(f"<tr><th>{escape(truth)}</th>{''.join(cells)}</tr>")
+    css_class = "matrix long" if max(map(len, names)) > 3 else "matrix"  # `long` writes column names vertically
+    head_row = f"<thead><tr><td></td>{head}</tr></thead>"
+    return f'<div class="scroll"><table class="{css_class}">{head_row}<tbody>{"".join(rows)}</tbody></table></div>'
 
 
-def _calibration(answers: SplitPredictions, scores: dict[str, Any]) -> str:
+def _calibration_figure(answers: SplitPredictions, scores: dict[str, Any]) -> str:
+    """Return the reliability diagram: accuracy over confidence, with the calibration error in the title."""
     confidence = answers.probabilities.max(axis=1)
-    right = answers.probabilities.argmax(axis=1) == answers.labels
-    bins = [found for found in calibration_bins(confidence, right) if found[0]]
-    sure, share = [100 * found[1] for found in bins], [100 * found[2] for found in bins]
+    is_correct = answers.probabilities.argmax(axis=1) == answers.labels
+    bins = [bin_ for bin_ in calibration_bins(confidence, is_correct) if bin_[0]]
+    bin_confidence, bin_accuracy = [100 * mean for _, mean, _ in bins], [100 * share for _, _, share in bins]
     lines = [
         Line(t("perfect", "tspan"), [0, 100], [0, 100], 7),
         Line(
             t("model", "tspan"),
-            sure,
-            share,
+            bin_confidence,
+            bin_accuracy,
             0,
-            bars=[_percent(wilson_interval(round(n * part), n)) for n, _, part in bins],
+            bars=[_percent_interval(wilson_interval(round(count * share), count)) for count, _, share in bins],
         ),
     ]
-    curve = line_chart(lines, t("confidence-axis", "tspan"), t("accuracy-axis", "tspan"), dots=True)
-    gap = float(confidence.mean() - right.mean())
+    chart = line_chart(lines, t("confidence-axis", "tspan"), t("accuracy-axis", "tspan"), dots=True)
+    gap = float(confidence.mean() - is_correct.mean())
     title = t("too-sure" if gap > 0 else "too-unsure", ece=f"{scores['ece']:.3f}", gap=f"{abs(100 * gap):.1f}")
-    return figure(title, t("calibration-note", bins=BINS, count=len(right)), curve)
+    return figure(title, t("calibration-note", bins=BINS, count=len(is_correct)), chart)
 
 
-def _percent(interval: tuple[float, float]) -> tuple[float, float]:
+def _percent_interval(interval: tuple[float, float]) -> tuple[float, float]:
     return 100 * interval[0], 100 * interval[1]
 
 
-def _mistakes(answers: SplitPredictions, split: Split, names: tuple[str, ...], preprocess: Preprocess) -> str:
-    said = answers.probabilities.argmax(axis=1)
-    wrong = np.flatnonzero(said != answers.labels)
+def _mistake_gallery(answers: SplitPredictions, split: Split, names: tuple[str, ...], preprocess: Preprocess) -> str:
+    """Return the images of the most confident mistakes, with true and predicted class."""
+    predicted = answers.probabilities.argmax(axis=1)
+    wrong = np.flatnonzero(predicted != answers.labels)
     if not len(wrong):
         return t("no-mistakes", "p")
-    sure = answers.probabilities[wrong, said[wrong]]
-    shown = []
-    for place in wrong[np.argsort(-sure, kind="stable")][:_SHOWN_MISTAKES]:
-        index = int(answers.indices[place])
-        true, given = names[answers.labels[place]], names[said[place]]
+    confidence = answers.probabilities[wrong, predicted[wrong]]
+    tiles = []
+    for row in wrong[np.argsort(-confidence, kind="stable")][:_MAX_MISTAKES]:
+        index = int(answers.indices[row])
+        truth, prediction = names[answers.labels[row]], names[predicted[row]]
         try:
-            shown_image = image(preprocess.crop(split.images[index]), f"an image of {true}")
-        except CorruptFileError:  # it was readable when it was evaluated
+            picture = image(preprocess.crop(split.images[index]), f"an image of {truth}")
+        except CorruptFileError:  # the file changed after the evaluation
             continue
-        called = t("was-called", label=given)
+        prediction_text = t("was-predicted", label=prediction)
         caption = (
-            f'{escape(true)}<br><span class="wrong">{called}</span>'
-            f" ({answers.probabilities[place, said[place]]:.1%})<br>"
+            f'{escape(truth)}<br><span class="wrong">{prediction_text}</span>'
+            f" ({answers.probabilities[row, predicted[row]]:.1%})<br>"
             f'<span class="quiet">{escape(Path(split.image_name(index)).name)}</span>'
         )
-        shown.append(f"<figure>{shown_image}{caption}</figure>")
-    note = t("mistakes-note", "p", shown=len(shown), wrong=len(wrong), count=len(said))
-    return f'{note}<div class="images">{"".join(shown)}</div>'
+        tiles.append(f"<figure>{picture}{caption}</figure>")
+    note = t("mistakes-note", "p", shown=len(tiles), wrong=len(wrong), count=len(predicted))
+    return f'{note}<div class="images">{"".join(tiles)}</div>'

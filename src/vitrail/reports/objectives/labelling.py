@@ -1,4 +1,4 @@
-"""The final evaluation of a model of several labels in the report."""
+"""Show the final evaluation of a multi-label model in the run report."""
 
 from vitrail.core.message_files import load_messages
 from vitrail.reports.charts import Interval, interval_chart
@@ -7,40 +7,44 @@ from vitrail.reports.page_kit import figure, table
 from vitrail.reports.translations import translator
 from vitrail.training.objectives.judgement import Labelling
 
-_SHOWN = 30  # labels in the figure
-_LISTED = 1000
+_MAX_CHART_ROWS = 30
+_MAX_TABLE_ROWS = 1000
 
 t = translator(load_messages(__file__))
-"""A sentence of the final evaluation, in both languages."""
+"""Return a message of the final evaluation in both languages."""
 
 
 def summary(judgement: Labelling) -> list[tuple[str, str]]:
-    """The mean average precision."""
+    """Return the mean average precision."""
     scores = judgement.full
     precision = "-" if scores["map"] is None else f"{scores['map']:.1%}"
     return [(t("map-on", count=scores["count"], split=split_label(judgement.split)), precision)]
 
 
 def sections(judgement: Labelling) -> str:
-    """The average precision of each label, worst first."""
+    """Return a chart and a table of the average precision of each label, worst first."""
     scores = judgement.full
-    known = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["average_precision"])
-    if not known:
+    per_label = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["average_precision"])
+    if not per_label:
         return ""
-    drawn = [
-        Interval(row["label"], *[100 * row["average_precision"]] * 3)  # no interval is known
-        for row in known[:_SHOWN]
+    chart_rows = [
+        Interval(
+            row["label"], *[100 * row["average_precision"]] * 3
+        )  # the interval of an average precision is not computed
+        for row in per_label[:_MAX_CHART_ROWS]
     ]
     title = t(
-        "from-to" if len(known) > 1 else "one",
-        low=f"{known[0]['average_precision']:.1%}",
-        worst=known[0]["label"],
-        high=f"{known[-1]['average_precision']:.1%}",
-        best=known[-1]["label"],
+        "from-to" if len(per_label) > 1 else "one",
+        low=f"{per_label[0]['average_precision']:.1%}",
+        worst=per_label[0]["label"],
+        high=f"{per_label[-1]['average_precision']:.1%}",
+        best=per_label[-1]["label"],
     )
-    note = t("note", shown=len(drawn), classes=len(known), count=scores["count"])
-    picture = figure(title, note, interval_chart(drawn, t("axis", "tspan"), ends=(-2, 102)))
-    rows = [[r["label"], f"{r['count']:,}", f"{r['average_precision']:.1%}"] for r in known[:_LISTED]]
-    listed = table([t(name) for name in ("label", "images", "ap")], rows, frozenset({1, 2}))
-    every = f"<details><summary>{t('list')}</summary>{listed}</details>"
-    return f'<h2>{t("title")}</h2><div class="panes">{picture}</div>{every}'
+    note = t("note", shown=len(chart_rows), classes=len(per_label), count=scores["count"])
+    chart = figure(title, note, interval_chart(chart_rows, t("axis", "tspan"), ends=(-2, 102)))
+    rows = [
+        [row["label"], f"{row['count']:,}", f"{row['average_precision']:.1%}"] for row in per_label[:_MAX_TABLE_ROWS]
+    ]
+    listing = table([t(name) for name in ("label", "images", "ap")], rows, frozenset({1, 2}))
+    details = f"<details><summary>{t('list')}</summary>{listing}</details>"
+    return f'<h2>{t("title")}</h2><div class="panes">{chart}</div>{details}'

@@ -1,7 +1,7 @@
-"""How the report shows the final evaluation of a run: by the type of its result.
+"""Functions that show the final evaluation of a run in its report, by the type of the `Judgement`.
 
-A package whose objective returns a `Judgement` of its own type registers functions for that type with
-`summary.register` and `sections.register`. Without them the report shows the names and numbers of `Judgement.summary`.
+A package whose objective returns its own type of `Judgement` registers functions with `summary.register` and
+`sections.register`. Without them, the report shows only `Judgement.summary`.
 """
 
 import functools
@@ -12,13 +12,13 @@ from vitrail.training.objectives.judgement import Classification, Judgement, Lab
 
 @functools.singledispatch
 def summary(judgement: Judgement) -> list[tuple[str, str]]:
-    """The main numbers of the final evaluation: names and values."""
+    """Return the headline numbers of the final evaluation, as pairs of caption and number."""
     return list(judgement.summary)
 
 
 @functools.singledispatch
 def sections(judgement: Judgement) -> str:
-    """Sections of the report about the final evaluation, as HTML."""
+    """Return the sections of the report about the final evaluation, as HTML."""
     return ""
 
 
