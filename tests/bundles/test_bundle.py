@@ -466,9 +466,9 @@ def test_an_interrupt_between_the_renames_keeps_what_was_there(tmp_path, monkeyp
         raise KeyboardInterrupt
 
     if exchange:
-        monkeypatch.setattr("vitrail.core.files._exchange", interrupted)
+        monkeypatch.setattr("vitrail.core.files._exchange_paths", interrupted)
     else:
-        monkeypatch.setattr("vitrail.core.files._exchange", lambda one, other: False)
+        monkeypatch.setattr("vitrail.core.files._exchange_paths", lambda first, second: False)
         rename = Path.rename
 
         def rename_but_not_into_place(self, target):
@@ -481,7 +481,7 @@ def test_an_interrupt_between_the_renames_keeps_what_was_there(tmp_path, monkeyp
 
 
 def test_force_works_without_the_systems_exchange(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitrail.core.files._exchange", lambda one, other: False)
+    monkeypatch.setattr("vitrail.core.files._exchange_paths", lambda first, second: False)
     vitrail.save(make(), tmp_path / "one")
     vitrail.save(make(pool="gap"), tmp_path / "one", force=True)
     assert vitrail.load(tmp_path / "one").model.config.pool == "gap"
@@ -504,7 +504,7 @@ def test_force_replaces_only_what_we_wrote(tmp_path):
     for name in ("more/notes.txt", ".env", "link"):
         mine = tmp_path / "one" / name
         mine.symlink_to(tmp_path / "thesis") if name == "link" else mine.write_text("mine")
-        with pytest.raises(UsageError, match=f"Output must hold nothing but what vitrail wrote, got '{mine}' in it"):
+        with pytest.raises(UsageError, match=f"Output must contain only files that vitrail wrote, got '{mine}' in it"):
             vitrail.save(make(), tmp_path / "one", force=True)
         mine.unlink()
     for manifest in ('{"name": "My app"}', "{brok", "[]"):  # of another program, or damaged
@@ -602,7 +602,7 @@ def test_an_output_that_appears_meanwhile_is_not_overwritten(tmp_path):
             (tmp_path / "one").mkdir()
             (tmp_path / "one" / "precious").write_text("mine")
 
-    with pytest.raises(VitrailError, match="what was there before is unchanged"):
+    with pytest.raises(VitrailError, match="the previous content is unchanged"):
         write()
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["precious"]
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from vitrail.bundles.remote.base import Download, Remote, demand
+from vitrail.bundles.remote.base import Download, Remote, check_sha256
 from vitrail.core.errors import UsageError
 from vitrail.core.files import checksum
 
@@ -14,6 +14,6 @@ class Attic(Remote):
         weights = folder / "model.safetensors"
         if not weights.is_file():
             raise UsageError(f"Source must be a folder in the attic, got {address!r}.")
-        found = checksum(weights)
-        demand(sha256, found, weights)
-        return Download(path=folder, address=address, weights={weights.name: found}, discard=lambda: None)
+        digest = checksum(weights)
+        check_sha256(sha256, digest, weights)
+        return Download(path=folder, address=address, weights={weights.name: digest}, discard=lambda: None)

@@ -68,7 +68,7 @@ def convert(
     from vitrail.bundles.convert import convert as run
 
     size = None if resolution is None else as_pair(resolution)
-    told = UserHints(model, size, tuple(preprocess), None if labels is None else read_labels(Path(labels)))
+    hints = UserHints(model, size, tuple(preprocess), None if labels is None else read_labels(Path(labels)))
     embedded = images is None
     shown = open_data("fashion-40").splits["test"].images if embedded else find_images([str(images)], stdin=True)
     return Report(
@@ -76,7 +76,7 @@ def convert(
             str(source),
             Path(destination),
             to,
-            told=told,
+            hints=hints,
             verifies=verify,
             images=list(shown),
             force=force,

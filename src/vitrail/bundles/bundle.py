@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from vitrail.bundles.card import model_card
 from vitrail.bundles.decision import SINGLE_LABEL, DecisionRule
-from vitrail.bundles.folder import ANSWER_FILE, FORMAT, check_folder
+from vitrail.bundles.folder import DECISION_RULE_FILE, FORMAT, check_folder
 from vitrail.bundles.metadata import BundleInfo, read_bundle_info
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import MANIFEST, atomic_folder, checksum, read_json, utf8_path, write_json
@@ -196,7 +196,7 @@ def save(bundle: Bundle, path: str | Path, *, force: bool = False) -> None:
         write_json(folder / "preprocess.json", info.preprocess.to_json())
         write_json(folder / "labels.json", info.labels)
         if bundle.answer != SINGLE_LABEL:
-            write_json(folder / ANSWER_FILE, bundle.answer.to_json())
+            write_json(folder / DECISION_RULE_FILE, bundle.answer.to_json())
         save_tensors(tensors, folder / "model.safetensors")
         provenance = info.provenance
         if bundle.measured is not None and not bundle.measured.apply_to(bundle, folder / "model.safetensors"):

@@ -1,4 +1,4 @@
-"""`vitrail convert`: weights of other libraries into a bundle, a bundle into their formats, and the proof."""
+"""`vitrail convert`: read weights of other libraries into a bundle, write bundles in their formats, and prove both."""
 
 import dataclasses
 import functools
@@ -21,8 +21,8 @@ from vitrail.bundles.formats.base import InferredModel, LibraryCheckpoint, Weigh
 from vitrail.bundles.formats.registry import FORMATS, check_written_format
 from vitrail.bundles.infer_config import drop_empty_notes, make_unique
 from vitrail.bundles.parity import Forward, select_images, try_to_prove
-from vitrail.bundles.remote.base import Download, demand, parse_sha256
-from vitrail.bundles.remote.registry import REMOTES, remote_kind
+from vitrail.bundles.remote.base import Download, check_sha256, parse_sha256
+from vitrail.bundles.remote.registry import REMOTES, remote_prefix
 from vitrail.bundles.weight_files import read_checkpoint
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
 from vitrail.core.files import (
@@ -45,7 +45,7 @@ from vitrail.models.library_limits import unsupported_model_error
 
 @dataclasses.dataclass(frozen=True)
 class UserHints:
-    """What the user states about a source whose files do not."""
+    """Settings that the user states for a checkpoint, because its files do not state them."""
 
     model: str | None = None
     resolution: Pair | None = None
@@ -53,12 +53,12 @@ class UserHints:
     labels: tuple[str, ...] | None = None
 
     def check(self) -> None:
-        """Refuse a model that there is not."""
+        """Raise UsageError for an unknown model or an invalid resolution."""
         _ = self.config
 
     @property
     def config(self) -> ModelConfig | None:
-        """The configuration of the model that the user named."""
+        """The configuration of the model that the user named, if any."""
         if self.model is None:
             if self.resolution is not None:
                 raise UsageError("Resolution must be given with --model, which has the patch size, got it alone.")
@@ -69,7 +69,7 @@ class UserHints:
 
 @dataclasses.dataclass(frozen=True)
 class ImportedWeights:
-    """A source as a bundle, and how it was read."""
+    """A checkpoint that was read into a bundle, with the library it came from and notes."""
 
     bundle: Bundle
     library: str
@@ -77,13 +77,13 @@ class ImportedWeights:
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     open_peer: Callable[[], Forward] | None = None
-    """Opens the source in its own library; None for a bundle."""
+    """Open the source in its own library. None for a bundle."""
     verifier: str = ""
     """Name of that library in the proof."""
     fetched: Download | None = None
-    """The files, if they were fetched."""
+    """The downloaded files, if the source was remote."""
     is_restored: bool = False
-    """Whether `vitrail.json` beside the files gave back what the bundle was, its provenance included."""
+    """Whether settings and provenance were restored from `vitrail.json`."""
 
 
 def convert(
@@ -91,108 +91,116 @@ def convert(
     destination: Path,
     to: str,
     *,
-    told: UserHints | None = None,
+    hints: UserHints | None = None,
     verifies: bool = True,
     images: Sequence[ImageLike],
     force: bool = False,
     sha256: str | None = None,
 ) -> dict[str, Any]:
-    """Read `source` in any format and write `destination`. Returns a report, with the proof or the reason why there is
-    none.
+    """Convert the weights of `source`, in any format, to the folder `destination` in the format `to`.
 
-    `source` is a path, an address (`hf:owner/repository`, `https://...`) or a name of the catalogue; the file of
-    tensors must have `sha256`, if it is given. Both models are compared on `images`, or on some of them if the model is
-    large.
+    `source` is a path, an address (`hf:owner/repository`, `https://...`) or a name of the catalogue. If `sha256` is
+    set, the file of tensors must have this hash. Both models are compared on `images`, or on a sample of them if the
+    model is large. Return a report with the proof, or with the reason why there is none.
     """
     check_written_format(to)
     target = None if to == "vitrail" else FORMATS[to](to)
     check_output(destination, force=force)
     if verifies and not images:
         raise UsageError("Images to compare both models on must be at least one, got none.")
-    found = import_weights(source, told or UserHints(), sha256=sha256)
-    config = found.bundle.model.config
-    shown = select_images(config, images)
+    imported = import_weights(source, hints or UserHints(), sha256=sha256)
+    config = imported.bundle.model.config
+    compared_images = select_images(config, images)
     report: dict[str, Any] = {
-        "from": found.library,
-        "source": None if found.fetched is None else found.fetched.provenance,
+        "from": imported.library,
+        "source": None if imported.fetched is None else imported.fetched.provenance,
         "to": to,
         "destination": str(destination),
         "model": config.name or config.family,
         "parameters": config.parameters,
-        "tensors": found.tensors,
-        "left_out": list(found.left_out),
-        "notes": list(found.notes),
+        "tensors": imported.tensors,
+        "left_out": list(imported.left_out),
+        "notes": list(imported.notes),
         "proofs": [],
     }
-    if found.open_peer is not None:
+    if imported.open_peer is not None:
         report["proofs"].append(
-            _prove(found.verifier, found.open_peer, found.bundle, shown, ours=False, verifies=verifies)
+            _prove(
+                imported.verifier, imported.open_peer, imported.bundle, compared_images, ours=False, verifies=verifies
+            )
         )
     if target is None:
-        bundle = found.bundle
-        if report["proofs"] and not found.is_restored:
+        bundle = imported.bundle
+        if report["proofs"] and not imported.is_restored:
             bundle = dataclasses.replace(bundle, provenance={**bundle.provenance, "proofs": report["proofs"]})
         save(bundle, destination, force=force)
         return report
-    proof, notes = _write(found.bundle, destination, target, shown, verifies=verifies, force=force)
+    proof, notes = _write_in_format(
+        imported.bundle, destination, target, compared_images, verifies=verifies, force=force
+    )
     report["proofs"].append(proof)
     report["notes"] += notes
     return report
 
 
-def import_weights(source: str, told: UserHints, *, sha256: str | None = None) -> ImportedWeights:
-    """Read a bundle or a checkpoint: at a path, at an address, or by its name in the catalogue. A path that exists is
-    never fetched."""
-    demanded = None if sha256 is None else parse_sha256(sha256)
-    is_here = os.path.exists(source)  # noqa: PTH110 - unlike Path.exists, False for a name that no file can have
-    published = None if is_here else catalogue().get(source)
+def import_weights(source: str, hints: UserHints, *, sha256: str | None = None) -> ImportedWeights:
+    """Read a bundle or a checkpoint from a path, an address or a name of the catalogue.
+
+    A path that exists is never fetched. Remote files are stored in the cache; a corrupt file is removed from it. Raise
+    CorruptFileError if the file of tensors does not have `sha256`.
+    """
+    expected_sha256 = None if sha256 is None else parse_sha256(sha256)
+    is_local = os.path.exists(source)  # noqa: PTH110 - unlike Path.exists, False for a name that no file can have
+    published = None if is_local else catalogue().get(source)
     address = source if published is None else published.address
-    kind = None if is_here else remote_kind(address)
-    if kind is None:
-        return _read_here(source, told, demanded)
-    if published is not None and told.model is None:
-        told = dataclasses.replace(told, model=published.model)
-    told.check()  # before anything is fetched
-    fetched = REMOTES[kind]().fetch(address, demanded)
+    prefix = None if is_local else remote_prefix(address)
+    if prefix is None:
+        return _import_local(source, hints, expected_sha256)
+    if published is not None and hints.model is None:
+        hints = dataclasses.replace(hints, model=published.model)
+    hints.check()  # before anything is fetched
+    download = REMOTES[prefix]().fetch(address, expected_sha256)
     try:
-        found = _read_here(str(fetched.path), told, None)
+        imported = _import_local(str(download.path), hints, None)
     except CorruptFileError:
-        fetched.discard()
+        download.discard()
         raise
-    bundle = found.bundle
-    provenance, labels = {**bundle.provenance, "source": fetched.provenance}, bundle.labels
+    bundle = imported.bundle
+    provenance, labels = {**bundle.provenance, "source": download.provenance}, bundle.labels
     if published is not None:
         provenance = {"licence": published.licence, **provenance}
         if labels is None and published.class_names is not None:
             labels, _ = make_unique(published.class_names)
     bundle = dataclasses.replace(bundle, provenance=provenance, labels=labels)
-    return dataclasses.replace(found, bundle=bundle, notes=fetched.notes + found.notes, fetched=fetched)
+    return dataclasses.replace(imported, bundle=bundle, notes=download.notes + imported.notes, fetched=download)
 
 
-def _read_here(source: str, told: UserHints, sha256: str | None) -> ImportedWeights:
-    """Read a bundle, or a checkpoint of a library that is recognised by its tensor names."""
+def _import_local(source: str, hints: UserHints, sha256: str | None) -> ImportedWeights:
+    """Read a bundle or a checkpoint from a local path. The library is recognised by the tensor names."""
     path = Path(source)
     if sha256 is not None and path.is_file():
-        demand(sha256, checksum(path), path)
+        check_sha256(sha256, checksum(path), path)
     elif sha256 is not None:
         raise UsageError(f"--sha256 must be of a file, got {source!r}.")
     if path.name == "model.safetensors" and _is_bundle(path.parent):
         path = path.parent
     if source in EMBEDDED or _is_bundle(path):
-        if told != UserHints():
+        if hints != UserHints():
             raise UsageError(
                 "A bundle has all settings: --model, --preprocess and --labels are only for files of other libraries."
             )
         bundle = load(source if source in EMBEDDED else path)
         return ImportedWeights(bundle, "vitrail", len(bundle.model.state_dict()))
     checkpoint = read_checkpoint(path)
-    weight_format = _recognise(checkpoint)
-    return _understand(weight_format, weight_format.prepare(checkpoint), told)
+    weight_format = _recognise_format(checkpoint)
+    return _import_checkpoint(weight_format, weight_format.prepare(checkpoint), hints)
 
 
-def _recognise(checkpoint: LibraryCheckpoint) -> WeightFormat:
-    """The first format that recognises the tensor names. Formats of other packages are imported only if no built-in one
-    does."""
+def _recognise_format(checkpoint: LibraryCheckpoint) -> WeightFormat:
+    """Return the first format that recognises the tensor names. Raise UsageError if none does.
+
+    Formats of other packages come last: they are imported only if no built-in format recognises the names.
+    """
     for name in FORMATS:
         weight_format = FORMATS[name](name)
         if weight_format.recognises(checkpoint.tensors.keys()):
@@ -204,10 +212,11 @@ def _recognise(checkpoint: LibraryCheckpoint) -> WeightFormat:
     )
 
 
-def _understand(weight_format: WeightFormat, checkpoint: LibraryCheckpoint, told: UserHints) -> ImportedWeights:
-    stated, about_stated = _beside(checkpoint)
+def _import_checkpoint(weight_format: WeightFormat, checkpoint: LibraryCheckpoint, hints: UserHints) -> ImportedWeights:
+    """Build the model of a library's checkpoint, with the settings of `vitrail.json` or else with inferred settings."""
+    sidecar, sidecar_note = _read_sidecar(checkpoint)
     try:
-        reading = weight_format.read(checkpoint, told.config) if stated is None else stated.reading
+        inferred = weight_format.read(checkpoint, hints.config) if sidecar is None else sidecar.model
     except VitrailError:
         raise
     except KeyError as error:
@@ -221,13 +230,13 @@ def _understand(weight_format: WeightFormat, checkpoint: LibraryCheckpoint, told
             path=checkpoint.path,
             cause=f"looks like a model of {weight_format.name}, but cannot be read ({first_line(error)})",
         ) from None
-    config = reading.config
-    _agree(told.config, config)
+    config = inferred.config
+    _check_hinted_config(hints.config, config)
     entries = list(weight_format.entries(config, checkpoint.tensors.keys()))
-    tensors = join_tensors(entries, checkpoint, reading.left_out)
-    preprocess = _change(reading.preprocess, told.preprocess)
-    about_pixels = None if told.preprocess else reading.about_pixels
-    notes = drop_empty_notes([*checkpoint.notes, about_stated, *reading.notes, about_pixels])
+    tensors = join_tensors(entries, checkpoint, inferred.left_out)
+    preprocess = _change_preprocess(inferred.preprocess, hints.preprocess)
+    preprocess_note = None if hints.preprocess else inferred.about_pixels
+    notes = drop_empty_notes([*checkpoint.notes, sidecar_note, *inferred.notes, preprocess_note])
     provenance: dict[str, Any] = {"converted_from": weight_format.name}
     if checkpoint.licence is not None:
         provenance["licence"] = checkpoint.licence
@@ -235,14 +244,14 @@ def _understand(weight_format: WeightFormat, checkpoint: LibraryCheckpoint, told
         provenance["objective"] = "features"
     if notes:
         provenance["assumed"] = list(notes)
-    if stated is not None:
-        provenance = stated.provenance
+    if sidecar is not None:
+        provenance = sidecar.provenance
     bundle = Bundle(
-        model=_fill(config, tensors),
+        model=_build_with_weights(config, tensors),
         preprocess=preprocess,
-        labels=told.labels or reading.labels,
+        labels=hints.labels or inferred.labels,
         provenance=provenance,
-        answer=reading.answer,
+        answer=inferred.answer,
     )
     open_peer = functools.partial(weight_format.open_source, config, checkpoint)
     return ImportedWeights(
@@ -250,42 +259,46 @@ def _understand(weight_format: WeightFormat, checkpoint: LibraryCheckpoint, told
         weight_format.name,
         len(checkpoint.tensors),
         notes,
-        tuple(sorted(reading.left_out)),
+        tuple(sorted(inferred.left_out)),
         open_peer,
         verifier=weight_format.verifier or weight_format.name,
-        is_restored=stated is not None,
+        is_restored=sidecar is not None,
     )
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Class names in a file: a JSON list of names or of objects with a name, or one name per line. Repeated names
-    (ImageNet has two cranes) get their index."""
+    """Read class names from a file: a JSON list of names or of objects with a name, or one name per line.
+
+    The index is appended to repeated names (ImageNet has two cranes).
+    """
     try:
         text = read_small_file(path).decode()
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not a text file"
         raise UsageError(f"Labels must be in a text file that can be read, got {str(path)!r} ({reason}).") from None
     if path.suffix != ".json":
         return make_unique(line.strip() for line in text.splitlines() if line.strip())[0]
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    names = [one.get("name") if isinstance(one, dict) else one for one in found] if isinstance(found, list) else [None]
+        document = None
+    entries = document if isinstance(document, list) else [None]
+    names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
     if not all(isinstance(name, str) for name in names):
         raise UsageError(f"Labels must be a JSON list of names, got something else in {str(path)!r}.")
     return make_unique(names)[0]
 
 
-def _agree(told: ModelConfig | None, found: ModelConfig) -> None:
-    """Refuse a file that does not hold the model that the user named."""
-    if told is None:
+def _check_hinted_config(hinted: ModelConfig | None, inferred: ModelConfig) -> None:
+    """Raise UsageError if a file does not contain the model that the user named."""
+    if hinted is None:
         return
     for name in ("family", "width", "depth", "patch", "layers"):
-        if getattr(told, name, None) != getattr(found, name, None):
+        hinted_value, inferred_value = getattr(hinted, name, None), getattr(inferred, name, None)
+        if hinted_value != inferred_value:
             raise UsageError(
-                f"Model must be what the file holds, got --model {told.name} with {name} {getattr(told, name, None)}"
-                f" for a file with {getattr(found, name, None)}."
+                f"Model must be what the file holds, got --model {hinted.name} with {name} {hinted_value}"
+                f" for a file with {inferred_value}."
             )
 
 
@@ -293,34 +306,37 @@ def _agree(told: ModelConfig | None, found: ModelConfig) -> None:
 class Sidecar:
     """The content of `vitrail.json`: the settings that a file in another format cannot hold."""
 
-    reading: InferredModel
+    model: InferredModel
     provenance: dict[str, Any]
 
 
-def _beside(checkpoint: LibraryCheckpoint) -> tuple[Sidecar | None, str | None]:
-    """Read `vitrail.json` beside a checkpoint; None unless all files are as they were written."""
-    stated = checkpoint.document("vitrail.json")
-    if not stated:
+def _read_sidecar(checkpoint: LibraryCheckpoint) -> tuple[Sidecar | None, str | None]:
+    """Read `vitrail.json` in the folder of a checkpoint.
+
+    Return None if there is none, and None with a note if a file of the folder has changed since it was written.
+    """
+    document = checkpoint.document("vitrail.json")
+    if not document:
         return None, None
     try:
         verify_checksums(checkpoint.path.parent, [checkpoint.path.name, *checkpoint.documents])
     except CorruptFileError as error:
         return None, f"vitrail.json is ignored, because files were changed since: {error}"
     try:
-        config = read_model(stated["config"])
-        labels = None if stated["labels"] is None else tuple(stated["labels"])
-        answer = decision_rule_from_json(stated["answer"]) if "answer" in stated else SINGLE_LABEL
-        reading = InferredModel(config, Preprocess.from_json(stated["preprocess"]), labels, answer=answer)
-        return Sidecar(reading, dict(stated["provenance"])), None
+        config = read_model(document["config"])
+        labels = None if document["labels"] is None else tuple(document["labels"])
+        rule = decision_rule_from_json(document["answer"]) if "answer" in document else SINGLE_LABEL
+        model = InferredModel(config, Preprocess.from_json(document["preprocess"]), labels, answer=rule)
+        return Sidecar(model, dict(document["provenance"])), None
     except (KeyError, TypeError, ValueError, UsageError) as error:
         raise CorruptFileError(
-            f"vitrail.json beside {str(checkpoint.path)!r} is damaged ({error}).",
+            f"vitrail.json beside {str(checkpoint.path)!r} is corrupt ({error}).",
             path=checkpoint.path.parent / "vitrail.json",
         ) from None
 
 
-def _change(preprocess: Preprocess, changes: Iterable[str]) -> Preprocess:
-    """Apply changes such as `mean=0.5 crop_fraction=0.9`; one number stands for all channels."""
+def _change_preprocess(preprocess: Preprocess, changes: Iterable[str]) -> Preprocess:
+    """Apply changes such as `mean=0.5 crop_fraction=0.9`. A single number for mean or std applies to all channels."""
     fields = preprocess.to_json()
     for change in changes:
         key, equals, text = change.partition("=")
@@ -330,13 +346,13 @@ def _change(preprocess: Preprocess, changes: Iterable[str]) -> Preprocess:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
-        is_one = key in ("mean", "std") and isinstance(value, int | float)
-        fields[key] = [float(value)] * preprocess.channels if is_one else value
+        is_single_number = key in ("mean", "std") and isinstance(value, int | float)
+        fields[key] = [float(value)] * preprocess.channels if is_single_number else value
     return Preprocess.from_json(fields)
 
 
-def _fill(config: ModelConfig, tensors: dict[str, Tensor]) -> AnyModel:
-    """Our model with these tensors, all of which must match."""
+def _build_with_weights(config: ModelConfig, tensors: dict[str, Tensor]) -> AnyModel:
+    """Build the model with these tensors. Raise CorruptFileError if a shape differs or a number is not finite."""
     with torch.device("meta"):
         model = build(config)
     expected = model.state_dict()
@@ -353,17 +369,20 @@ def _fill(config: ModelConfig, tensors: dict[str, Tensor]) -> AnyModel:
     return model.eval()
 
 
-def _write(
+def _write_in_format(
     bundle: Bundle, destination: Path, target: WeightFormat, images: list[ImageLike], *, verifies: bool, force: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """Write a bundle in another library's format. Returns the proof, made with that library's model from the files, and
-    notes on what it computes slightly differently."""
+    """Write a bundle in another library's format to the folder `destination`.
+
+    Return the proof, computed with that library's model from the written files, and notes on slight differences in how
+    the library computes the model.
+    """
     config = bundle.model.config
     if config.embedding:
         raise unsupported_model_error(target.name, f"an embedding of {config.embedding} in place of a head")
     notes = target.check(bundle)
     if bundle.answer != SINGLE_LABEL:
-        notes = [*notes, f"{target.name} does not know that the logits answer with several labels: use a sigmoid"]
+        notes = [*notes, f"{target.name} cannot store that the model predicts several labels: apply a sigmoid"]
     theirs = split_tensors(target.entries(config), bundle.model.state_dict())
     with atomic_folder(destination, force=force) as folder:
         target.write(theirs, folder / target.file)
@@ -396,14 +415,14 @@ def _prove(
     ours: bool,
     verifies: bool,
 ) -> dict[str, Any]:
-    """The proof for the report, or why there is none."""
+    """Return the entry of the report for the proof, or for the reason why there is none."""
     if not verifies:
         return {"library": library, "not_verified": "not asked for"}
     return try_to_prove(library, open_peer, bundle, images, ours=ours)
 
 
 def _is_bundle(path: Path) -> bool:
-    """Whether a path is a folder with a bundle's config.json."""
+    """Return whether a path is a folder with a bundle's config.json."""
     try:
         document = json.loads(read_small_file(path / "config.json"))
     except (OSError, ValueError, RecursionError):

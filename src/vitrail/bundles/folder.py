@@ -1,4 +1,4 @@
-"""Reading a bundle's configuration, or finding that of a name, without torch."""
+"""Find the folder of a bundle and read its configuration, without torch."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from vitrail.bundles.catalogue import catalogue, suggest_published
-from vitrail.bundles.remote.registry import remote_kind
+from vitrail.bundles.remote.registry import remote_prefix
 from vitrail.core.errors import CorruptFileError, MissingError, UsageError, VitrailError, did_you_mean, suggest_path
 from vitrail.core.files import MANIFEST, read_json, verify_checksums
 from vitrail.core.registry import Registry
@@ -16,26 +16,29 @@ from vitrail.models.families import FAMILIES
 from vitrail.models.positions import POSITIONS
 
 FORMAT = 2
-"""The newest format. Format 1 is still written where it says everything: what answers with one class."""
-ANSWER_FILE = "answer.json"
-"""In format 2: what the logits answer."""
+"""Newest version of the bundle format. Bundles with the decision rule `SingleLabel` are still written as format 1."""
+DECISION_RULE_FILE = "answer.json"
+"""Name of the file with the decision rule, in format 2."""
 FILES = ("config.json", "model.safetensors", "preprocess.json", "labels.json", "provenance.json", "README.md")
 
 EMBEDDED = ("fashion",)
 """Bundles that ship with the package, by name."""
 
-_OTHERS = {"architecture", "architectures", "model_type"}  # in the config.json of timm and Hugging Face
+_OTHER_LIBRARY_KEYS = {"architecture", "architectures", "model_type"}  # in the config.json of timm and Hugging Face
 
 
 def check_folder(bundle: str | Path) -> Path:
-    """The folder of an existing bundle. The name of an embedded bundle takes precedence over a path of that name."""
+    """Return the folder of a bundle, by its path or by the name of an embedded bundle, which takes precedence.
+
+    Raise UsageError if the folder does not exist or is not a bundle. Files are not verified.
+    """
     if isinstance(bundle, str) and bundle in EMBEDDED:
         return Path(str(resources.files("vitrail").joinpath("embedded", bundle)))
     if not isinstance(bundle, str | os.PathLike):
         raise UsageError(f"Bundle must be a path, a name or a vitrail.Bundle, got {type(bundle).__name__}.")
     path = Path(bundle)
     if not os.path.exists(path):  # noqa: PTH110 - unlike Path.exists, False for a name that no file can have
-        if str(bundle) in catalogue() or remote_kind(str(bundle)):
+        if str(bundle) in catalogue() or remote_prefix(str(bundle)):
             raise UsageError(
                 f"Bundle must be a folder that exists, got the public checkpoint {str(bundle)!r}. Fetch it first:"
                 f" vitrail convert {bundle} FOLDER"
@@ -45,8 +48,8 @@ def check_folder(bundle: str | Path) -> Path:
                 f"Bundle must be a folder that exists, got {str(bundle)!r}, the name of a model without weights."
                 " `vitrail weights` lists public ones, `vitrail convert` makes a bundle of them."
             )
-        near = suggest_path(path, _bundle_at) or did_you_mean(str(path), EMBEDDED) or suggest_published(str(path))
-        raise UsageError(f"Bundle must be a folder that exists, got {str(path)!r}.{near}")
+        suggestion = suggest_path(path, _bundle_at) or did_you_mean(str(path), EMBEDDED) or suggest_published(str(path))
+        raise UsageError(f"Bundle must be a folder that exists, got {str(path)!r}.{suggestion}")
     if not path.is_dir():
         raise UsageError(f"Bundle must be a folder, got the file {str(path)!r}.")
     if not (path / "config.json").exists() and (path / "bundle" / "config.json").exists():
@@ -59,14 +62,14 @@ def check_folder(bundle: str | Path) -> Path:
 
 
 def find_config(model: str) -> ModelConfig:
-    """The configuration of a model name or of a public checkpoint, otherwise of the bundle at a path."""
+    """Return the configuration of a model name, of a public checkpoint, or of the bundle at a path."""
     if zoo.is_model(model):
         return zoo.find(model)
     if model in catalogue():
         return catalogue()[model].config
     if model in EMBEDDED or (model and os.path.exists(model)):  # noqa: PTH110 - as in `check_folder`
         return read_config(check_folder(model))
-    with contextlib.suppress(UsageError):  # timm's name with a tag
+    with contextlib.suppress(UsageError):  # a name of timm with a tag
         return zoo.find(model)
     raise UsageError(
         f"Model must be a name that `vitrail models` lists, or a bundle that exists, got {model!r}."
@@ -75,7 +78,7 @@ def find_config(model: str) -> ModelConfig:
 
 
 def _bundle_at(path: Path) -> Path | None:
-    """The bundle at a path, also if a run is there."""
+    """Return the bundle at a path, or the bundle of the run at this path. Return None if there is neither."""
     for folder in (path, path / "bundle"):
         if os.path.isfile(folder / "config.json"):  # noqa: PTH113 - Path.is_file raises for folders of other users
             return folder
@@ -83,29 +86,31 @@ def _bundle_at(path: Path) -> Path | None:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The model's configuration, verified against the manifest. A newer format is refused before anything else is
-    read."""
+    """Read the model's configuration from the folder of a bundle, and verify it against the manifest.
+
+    Raise UsageError for a folder of another library, VitrailError for a newer format, before any other file is read.
+    """
     path = folder / "config.json"
     fields = read_json(path)
     version = fields.pop("format", None) if isinstance(fields, dict) else None
-    if version is None and isinstance(fields, dict) and _OTHERS & fields.keys():
+    if version is None and isinstance(fields, dict) and _OTHER_LIBRARY_KEYS & fields.keys():
         raise UsageError(
             f"Bundle must be of vitrail's own format, got {str(folder)!r}, which is another library's. Convert it:"
             f" vitrail convert {folder} NEW"
         )
     if type(version) is not int or version < 1:
         raise CorruptFileError(
-            path=path, cause="is damaged: it does not state its format", advice="Restore it from a copy."
+            path=path, cause="is corrupt: it does not state its format", advice="Restore it from a copy."
         )
     if version > FORMAT:
         raise VitrailError(f"{str(folder)!r} has format {version}; this vitrail reads up to {FORMAT}. Upgrade vitrail.")
-    for name in (MANIFEST, *FILES, *([ANSWER_FILE] if version > 1 else [])):
+    for name in (MANIFEST, *FILES, *([DECISION_RULE_FILE] if version > 1 else [])):
         if not (folder / name).is_file():
             raise CorruptFileError(
                 path=folder / name, cause="is missing or not a file", advice="Restore it from a copy."
             )
-    if version == 1 and (folder / ANSWER_FILE).exists():  # an older version would read its logits as one class
-        raise CorruptFileError(path=folder / ANSWER_FILE, cause="must not be in a bundle of format 1")
+    if version == 1 and (folder / DECISION_RULE_FILE).exists():  # an older version would read its logits as one class
+        raise CorruptFileError(path=folder / DECISION_RULE_FILE, cause="must not be in a bundle of format 1")
     verify_checksums(folder, ("config.json",))
     if "extensions" in fields:
         _check_extensions(folder, fields.pop("extensions"))
@@ -115,14 +120,14 @@ def read_config(folder: Path) -> ModelConfig:
         raise CorruptFileError(path=path, cause=f"is not a valid model: {error}") from None
 
 
-def _check_extensions(folder: Path, needed: object) -> None:
-    """Refuse a bundle that needs an extension which is not installed; nothing is imported."""
-    if not isinstance(needed, dict):
-        raise CorruptFileError(path=folder / "config.json", cause="is damaged: extensions must be an object")
+def _check_extensions(folder: Path, extensions: object) -> None:
+    """Raise MissingError if a bundle needs an extension that is not installed. No extension is imported."""
+    if not isinstance(extensions, dict):
+        raise CorruptFileError(path=folder / "config.json", cause="is corrupt: extensions must be an object")
     registries: dict[str, Registry] = {registry.category: registry for registry in (FAMILIES, POSITIONS)}
-    for extension, package in needed.items():
-        sort, _, name = extension.partition(".")
-        if sort not in registries or name not in registries[sort]:
+    for extension, package in extensions.items():
+        category, _, name = extension.partition(".")
+        if category not in registries or name not in registries[category]:
             raise MissingError(
                 f"{str(folder)!r} needs {extension!r} of {str(package)!r}, which is not installed. Install it first."
             )

@@ -1,4 +1,4 @@
-"""What a checkpoint does not state: inferred from the shapes of its tensors, or the usual value with a note."""
+"""Infer the settings that a checkpoint does not state: from the shapes of its tensors, or defaults with a note."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,49 +13,55 @@ from vitrail.models.zoo import MODELS
 
 
 def count_layers(names: Iterable[str], prefix: str, ending: str = ".") -> int:
-    """Number of layers that have tensors: `blocks.0.`, `blocks.1.`, ..."""
-    found = {name.removeprefix(prefix).partition(ending)[0] for name in names if name.startswith(prefix)}
-    numbers = {int(number) for number in found if number.isdecimal()}
+    """Count the layers in tensor names such as `blocks.0.`, `blocks.1.`, ... Raise CorruptFileError for gaps."""
+    indices = {name.removeprefix(prefix).partition(ending)[0] for name in names if name.startswith(prefix)}
+    numbers = {int(index) for index in indices if index.isdecimal()}
     if not numbers or numbers != set(range(len(numbers))):
-        raise CorruptFileError(f"Layers {prefix}0, 1, ... must be there without gaps, got {sorted(numbers)}.")
+        raise CorruptFileError(f"Layers {prefix}0, 1, ... must be numbered without gaps, got {sorted(numbers)}.")
     return len(numbers)
 
 
 def square_grid(patches: int) -> tuple[int, int]:
-    """The square grid of this number of patches."""
+    """Return rows and columns of a square grid with this number of patches. Raise UsageError if it is not a square."""
     side = math.isqrt(patches)
     if side < 1 or side * side != patches:
         raise UsageError(
-            f"Positions of {patches} patches are not a square: state the size with --model and --resolution."
+            f"Number of patches must be a square, got {patches}. State the size with --model and --resolution."
         )
     return side, side
 
 
-def infer_heads(width: int, told: ModelConfig | None) -> tuple[int, str | None]:
-    """Number of heads, which a state dict does not contain: as the user states; otherwise that of the published model
-    of this width, or width / 64 with a note."""
-    if told is not None and told.heads is not None:
-        if told.width != width:
-            raise UsageError(f"Model must be what the file holds, got {told.name} of width {told.width} for {width}.")
-        return told.heads, None
+def infer_heads(width: int, user_config: ModelConfig | None) -> tuple[int, str | None]:
+    """Infer the number of attention heads, which a state dict does not contain, and a note if it is assumed.
+
+    Without the configuration of the user, it is that of the published models of this width, or else width / 64.
+    """
+    if user_config is not None and user_config.heads is not None:
+        if user_config.width != width:
+            raise UsageError(
+                f"Model must be what the file holds, got {user_config.name} of width {user_config.width} for {width}."
+            )
+        return user_config.heads, None
     if (heads := HEADS.get(width)) is not None:
         return (
             heads,
-            f"the file does not state the number of heads; {heads} are taken, as in published models of width {width}",
+            f"the file does not state the number of heads; {heads} are used, as in published models of width {width}",
         )
     if width % 64:
         raise UsageError(f"Heads must be stated with --model for width {width}: the file does not state them.")
-    return width // 64, f"the file does not state the number of heads; {width // 64} are taken ({width} / 64)"
+    return width // 64, f"the file does not state the number of heads; {width // 64} are used ({width} / 64)"
 
 
 def infer_positions(
     settings: dict[str, Any],
     rows: int,
-    told: ModelConfig | None,
+    user_config: ModelConfig | None,
     size: Iterable[int] | None,
 ) -> dict[str, Any]:
-    """Set the resolution and whether [CLS] has a position, from the number of rows of the table and the size that the
-    file states, if any."""
+    """Infer the settings `resolution` and `class_position` from the number of rows of the table of positions.
+
+    `size` is the resolution that the file states, if any.
+    """
     scale = 4 * 2 ** max(len(settings["stem_layers"]) - 1, 0) if "stem_layers" in settings else 1
     steps = [patch * scale for patch in settings["patch"]]
     has_class = settings["pool"] == "cls"
@@ -64,8 +70,15 @@ def infer_positions(
         count = (resolution[0] // steps[0]) * (resolution[1] // steps[1])
         if rows - count in (0, int(has_class)):
             return {"resolution": resolution, "class_position": bool(rows - count) or not has_class}
-    if told is not None and told.grid is not None and rows - math.prod(told.grid) in (0, int(has_class)):
-        return {"resolution": told.resolution, "class_position": bool(rows - math.prod(told.grid)) or not has_class}
+    if (
+        user_config is not None
+        and user_config.grid is not None
+        and rows - math.prod(user_config.grid) in (0, int(has_class))
+    ):
+        return {
+            "resolution": user_config.resolution,
+            "class_position": bool(rows - math.prod(user_config.grid)) or not has_class,
+        }
     side = round(rows**0.5)
     class_row = int(has_class and side * side != rows)
     grid = square_grid(rows - class_row)
@@ -73,10 +86,10 @@ def infer_positions(
     return {"resolution": resolution, "class_position": bool(class_row) or not has_class}
 
 
-def infer_resolution(patches: int, patch: Sequence[int], told: ModelConfig | None) -> Pair:
-    """The resolution for this number of patches: as the user states, if it fits; otherwise a square."""
-    if told is not None:
-        rows, columns = (side // one for side, one in zip(told.resolution, patch, strict=True))
+def infer_resolution(patches: int, patch: Sequence[int], user_config: ModelConfig | None) -> Pair:
+    """Infer the resolution from the number of patches: as in the user's configuration if it fits, else a square."""
+    if user_config is not None:
+        rows, columns = (side // patch_side for side, patch_side in zip(user_config.resolution, patch, strict=True))
         if rows * columns == patches:
             return rows * patch[0], columns * patch[1]
     rows, columns = square_grid(patches)
@@ -84,29 +97,29 @@ def infer_resolution(patches: int, patch: Sequence[int], told: ModelConfig | Non
 
 
 def default_preprocess(config: ModelConfig) -> tuple[Preprocess, str]:
-    """The usual preprocessing, and a note that it was assumed."""
+    """Return the usual preprocessing for a model, and a note that it was assumed."""
     if config.channels == 3:
-        note = "the files do not state mean and std; ImageNet's are taken"
+        note = "the files do not state mean and std; those of ImageNet are used"
         return Preprocess(resolution=config.resolution), note
     half = (0.5,) * config.channels
-    note = "the files do not state mean and std; 0.5 is taken"
+    note = "the files do not state mean and std; 0.5 is used"
     return Preprocess(resolution=config.resolution, mean=half, std=half), note
 
 
 def with_published_name(config: ModelConfig) -> ModelConfig:
-    """The configuration with the name of the published model it equals, if there is one."""
+    """Return the configuration with the name of the published model that it equals, if any."""
 
-    def shape(config: ModelConfig) -> dict[str, Any]:
-        return {key: value for key, value in config.to_document().items() if key not in _NOT_IN_A_NAME}
+    def named_settings(config: ModelConfig) -> dict[str, Any]:
+        return {key: value for key, value in config.to_document().items() if key not in _FREE_SETTINGS}
 
     for name, published in MODELS.items():
-        if shape(published) == shape(config):
+        if named_settings(published) == named_settings(config):
             return config.replace(name=name)
     return config
 
 
-# Settings that models of one name may differ in.
-_NOT_IN_A_NAME = frozenset(
+# Settings in which models of the same name may differ.
+_FREE_SETTINGS = frozenset(
     [
         "name",
         "classes",
@@ -125,20 +138,20 @@ _NOT_IN_A_NAME = frozenset(
 
 
 def make_unique(labels: Iterable[object]) -> tuple[tuple[str, ...], str | None]:
-    """Unique labels, and a note: repeated ones (ImageNet has two cranes) get their index."""
+    """Append the index to repeated labels (ImageNet has two cranes). Return the labels, and a note if any changed."""
     seen: set[str] = set()
-    found, repeated = [], []
+    unique, repeated = [], []
     for index, label in enumerate(labels):
         text = str(label) or f"class {index}"
         if text in seen:
             repeated.append(text)
             text = f"{text} ({index})"
         seen.add(text)
-        found.append(text)
-    note = f"repeated labels got their index: {', '.join(repeated[:5])}" if repeated else None
-    return tuple(found), note
+        unique.append(text)
+    note = f"the index was appended to repeated labels: {', '.join(repeated[:5])}" if repeated else None
+    return tuple(unique), note
 
 
 def drop_empty_notes(notes: Iterable[str | None]) -> tuple[str, ...]:
-    """The notes that are not empty."""
+    """Return the notes without those that are None or empty."""
     return tuple(note for note in notes if note)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.bundles.decision import SINGLE_LABEL, DecisionRule, decision_rule_from_json
-from vitrail.bundles.folder import ANSWER_FILE, FILES, check_folder, read_config
+from vitrail.bundles.folder import DECISION_RULE_FILE, FILES, check_folder, read_config
 from vitrail.core.errors import CorruptFileError, UsageError, first_line
 from vitrail.core.files import MANIFEST, read_json, verify_checksums
 from vitrail.data.preprocess import Preprocess
@@ -100,9 +100,9 @@ def read_bundle_info(path: str | Path, *, weights: bool = True) -> BundleInfo:
         config = config.replace(classes=0)
     try:
         answer: DecisionRule = SINGLE_LABEL  # format 1
-        if ANSWER_FILE in read_json(folder / MANIFEST)["files"] or (folder / ANSWER_FILE).exists():
-            verify_checksums(folder, [ANSWER_FILE])
-            answer = decision_rule_from_json(read_json(folder / ANSWER_FILE))
+        if DECISION_RULE_FILE in read_json(folder / MANIFEST)["files"] or (folder / DECISION_RULE_FILE).exists():
+            verify_checksums(folder, [DECISION_RULE_FILE])
+            answer = decision_rule_from_json(read_json(folder / DECISION_RULE_FILE))
         return BundleInfo(
             config=config,
             preprocess=Preprocess.from_json(read_json(folder / "preprocess.json")),

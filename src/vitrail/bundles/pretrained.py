@@ -13,7 +13,7 @@ from vitrail.bundles import bundle as bundles
 from vitrail.bundles.bundle import Bundle
 from vitrail.bundles.catalogue import catalogue, suggest_published
 from vitrail.bundles.folder import EMBEDDED
-from vitrail.bundles.remote.registry import remote_kind
+from vitrail.bundles.remote.registry import remote_prefix
 from vitrail.core.errors import UsageError
 from vitrail.core.settings import Pair
 from vitrail.models import zoo
@@ -49,7 +49,7 @@ def _is_remote(source: str | Path) -> bool:
     """Whether a source is the name or the address of a public checkpoint. A path that exists is never fetched."""
     if not isinstance(source, str) or source in EMBEDDED or os.path.exists(source):  # noqa: PTH110 - as in `check_folder`
         return False
-    return source in catalogue() or remote_kind(source) is not None
+    return source in catalogue() or remote_prefix(source) is not None
 
 
 def _source_of(name: str) -> str:

@@ -150,7 +150,7 @@ def test_both_spellings_of_hugging_face_and_its_deit(tmp_path):
         import_weights(str(tmp_path / "bare.safetensors"), UserHints(model="ViT-Ti/16"))
     found = import_weights(str(tmp_path / "bare.safetensors"), UserHints())
     assert found.bundle.model.config.heads == 2
-    assert any("number of heads; 2 are taken" in note for note in found.notes)
+    assert any("number of heads; 2 are used" in note for note in found.notes)
 
 
 def test_dinov2_of_hugging_face_and_of_facebook(tmp_path):
@@ -259,8 +259,8 @@ def test_deit_answers_500_photos_the_same_even_if_only_the_format_speaks(tmp_pat
         "crop_fraction=0.9",
         "interpolation=bicubic",
     )
-    told = UserHints(preprocess=words if to in ("google", "torchvision") else ())
-    convert(str(tmp_path / to), tmp_path / "again", "vitrail", told=told, verifies=False, images=CLOTHES)
+    hints = UserHints(preprocess=words if to in ("google", "torchvision") else ())
+    convert(str(tmp_path / to), tmp_path / "again", "vitrail", hints=hints, verifies=False, images=CLOTHES)
     split = open_data(data).first_split
     ours, again = (
         predict_split(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False)).probabilities.argmax(1)

@@ -31,7 +31,7 @@ from vitrail.bundles.catalogue import Published
 from vitrail.bundles.convert import UserHints, convert, import_weights
 from vitrail.bundles.parity import prove
 from vitrail.bundles.remote import transport, web
-from vitrail.bundles.remote.registry import REMOTES, remote_kind
+from vitrail.bundles.remote.registry import REMOTES, remote_prefix
 from vitrail.core.errors import CorruptFileError, MissingError, UsageError, VitrailError
 from vitrail.core.files import user_folder
 from vitrail.evaluation.protocols import evaluate
@@ -399,7 +399,7 @@ def test_deit_through_the_hub_scores_what_it_is_known_for(hub, shared, tmp_path,
     """As timm, as transformers, and as a single file publish it: proved, and 356 of 500 photos right."""
     import_peer("transformers" if form == "huggingface" else "timm")
     files = {path.name: path.read_bytes() for path in (shared / "deit-ti16").iterdir()}
-    told = UserHints()
+    hints = UserHints()
     if form == "huggingface":
         convert(str(shared / "deit-ti16"), tmp_path / "ours", "vitrail", verifies=False, images=CLOTHES)
         convert(str(tmp_path / "ours"), tmp_path / "theirs", "huggingface", verifies=False, images=CLOTHES)
@@ -407,9 +407,9 @@ def test_deit_through_the_hub_scores_what_it_is_known_for(hub, shared, tmp_path,
         files = {name: (tmp_path / "theirs" / name).read_bytes() for name in names}
     elif form == "safetensors":
         files = {"model.safetensors": files["model.safetensors"]}
-        told = UserHints(preprocess=("resize=shorter", "crop_fraction=0.9", "interpolation=bicubic"))
+        hints = UserHints(preprocess=("resize=shorter", "crop_fraction=0.9", "interpolation=bicubic"))
     hub.publish("facebook/deit", files)
-    report = convert("hf:facebook/deit", tmp_path / "out", "vitrail", told=told, images=CLOTHES)
+    report = convert("hf:facebook/deit", tmp_path / "out", "vitrail", hints=hints, images=CLOTHES)
     assert report["proofs"][0]["equal_answers"] == 40
     scores = evaluate(tmp_path / "out", str(shared / "imagenet-val-500"))
     assert round(scores["accuracy"] * scores["count"]) == 356
@@ -478,7 +478,7 @@ def test_a_file_is_fetched_once_then_only_asked_for(hub, published, tmp_path):
     fetch(address, sha256=digest)  # it is known to be the one: not even asked for
     assert len(hub.requests) == 2
     hub.files["small.npz"] = (published / "timm" / "model.safetensors").read_bytes()
-    with pytest.raises(CorruptFileError, match="is another kind of file than its name says"):
+    with pytest.raises(CorruptFileError, match="does not match its file type"):
         fetch(address)
 
 
@@ -605,7 +605,7 @@ def test_an_answer_that_is_no_whole_file_is_refused(hub, tmp_path, call, answer,
             "HUB/circle.npz",
             "(the server answers 302 The HTTP server returned a redirect error that would lead to an inf",
         ),
-        ("HUB/page.npz", "is another kind of file than its name says: it begins with b'<html>"),
+        ("HUB/page.npz", "does not match its file type: it begins with b'<html>"),
         ("HUB/huge.npz", "must have at most 17,179,869,184 bytes, got 17,179,869,185 or more"),
         ("HUB/torn.npz", "cannot be read as npz"),
         ("https://localhost:1/x.npz", "(Connection refused). Or fetch it where there is a network (curl -LO)"),
@@ -972,7 +972,7 @@ def test_two_processes_fetch_one_file_once_and_an_interrupted_one_goes_on(server
 
 
 def test_the_kinds_are_known_by_their_prefix():
-    assert [remote_kind(text) for text in ("hf:a/b", "https://a/b", "http://a/b", "/a/b:c", "c:/d", "a/b")] == [
+    assert [remote_prefix(text) for text in ("hf:a/b", "https://a/b", "http://a/b", "/a/b:c", "c:/d", "a/b")] == [
         "hf", "https", "http", None, None, None,
     ]  # fmt: skip
     assert REMOTES["https"] is REMOTES["http"] is web.Web

@@ -15,7 +15,7 @@ from tests.bundles.test_bundle import remake_manifest
 from tests.paths import FIXTURES
 from tests.training.runs import finetune, train
 from vitrail.bundles.decision import SINGLE_LABEL, MultiLabel
-from vitrail.bundles.folder import ANSWER_FILE
+from vitrail.bundles.folder import DECISION_RULE_FILE
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.dataset import sample_held_out
 from vitrail.data.doctor import find_problems
@@ -159,12 +159,12 @@ def test_the_bundle_says_what_it_answers(run, tmp_path):
     assert len(bundle.answer.thresholds) == 4
     assert json.loads((run.folder / "bundle" / "config.json").read_text())["format"] == 2
     vitrail.save(bundle, tmp_path / "copy")
-    for name in (ANSWER_FILE, "config.json", "model.safetensors"):
+    for name in (DECISION_RULE_FILE, "config.json", "model.safetensors"):
         assert (tmp_path / "copy" / name).read_bytes() == (run.folder / "bundle" / name).read_bytes()
-    (tmp_path / "copy" / ANSWER_FILE).write_text("{}")
-    with pytest.raises(CorruptFileError, match=r"answer.json' is damaged: its checksum"):
+    (tmp_path / "copy" / DECISION_RULE_FILE).write_text("{}")
+    with pytest.raises(CorruptFileError, match=r"answer.json' is corrupt: its checksum"):
         vitrail.load(tmp_path / "copy")
-    (tmp_path / "copy" / ANSWER_FILE).unlink()
+    (tmp_path / "copy" / DECISION_RULE_FILE).unlink()
     with pytest.raises(CorruptFileError, match=r"answer.json' is missing"):
         vitrail.load(tmp_path / "copy")
 
@@ -230,11 +230,11 @@ def test_what_does_not_apply_is_one_line(run, toys, call, tmp_path):
         (("compare", data, "--output", str(tmp_path / "y")), "A comparison must have data with one class for each"),
         (
             ("train", data, *training),
-            "Objective must be multilabel for data with several labels an image, got classify",
+            "Objective must be multilabel for data with several labels per image, got classify",
         ),
         (
             ("train", "digits", *training, "--objective", "multilabel"),
-            "Objective multilabel must have data with several labels an image",
+            "Objective multilabel must have data with several labels per image",
         ),
         (
             ("train", data, *training, "--objective", "multilabel", "--per-class", "3"),
@@ -288,7 +288,7 @@ def test_another_answer_is_another_bundle_without_its_scores(run):
 @pytest.mark.parametrize("document", [{"kind": [1]}, {"kind": {}}, {"kind": None}, [], {"kind": "class", "x": 1}])
 def test_a_strange_answer_is_one_line(tmp_path, document):
     shutil.copytree(FIXTURE, tmp_path / "bundle")
-    (tmp_path / "bundle" / ANSWER_FILE).write_text(json.dumps(document))
+    (tmp_path / "bundle" / DECISION_RULE_FILE).write_text(json.dumps(document))
     remake_manifest(tmp_path / "bundle")
     with pytest.raises(CorruptFileError, match=r"is not a valid bundle: a document has another form \("):
         vitrail.load(tmp_path / "bundle")
@@ -305,6 +305,6 @@ def test_format_1_with_an_answer_is_refused(tmp_path):
 
 def test_another_format_keeps_what_it_answers_and_warns(run, call, tmp_path):
     there = call("convert", str(run.folder / "bundle"), str(tmp_path / "timm"), "--to", "timm", "--no-verify")
-    assert "note: timm does not know that the logits answer with several labels: use a sigmoid\n" in there.stderr
+    assert "note: timm cannot store that the model predicts several labels: apply a sigmoid\n" in there.stderr
     assert call("convert", str(tmp_path / "timm"), str(tmp_path / "back"), "--no-verify").returncode == 0
     assert vitrail.load(tmp_path / "back").answer == vitrail.load(run.folder / "bundle").answer

@@ -111,8 +111,8 @@ class WeightFormat(abc.ABC):
         return checkpoint
 
     @abc.abstractmethod
-    def read(self, checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> InferredModel:
-        """Infer the model. `told` is the configuration that the user stated, if any."""
+    def read(self, checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> InferredModel:
+        """Infer the model. `user_config` is the configuration that the user stated, if any."""
 
     def mapping(self, config: ModelConfig) -> StateDictMapping[Any]:
         """The mapping of the model's family; raises if the library has no such family."""

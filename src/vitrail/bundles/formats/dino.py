@@ -34,7 +34,7 @@ class Dino(WeightFormat):
         tensors = {_bare(name): tensor for name, tensor in checkpoint.tensors.items()}
         return checkpoint.renamed(tensors)
 
-    def read(self, checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> InferredModel:
+    def read(self, checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> InferredModel:
         names, stated = checkpoint.tensors, checkpoint.document("config.json")
         shape = checkpoint.shapes
         is_facebook = _is_facebook(names)
@@ -45,7 +45,7 @@ class Dino(WeightFormat):
         projection = "patch_embed.proj" if is_facebook else "embeddings.patch_embeddings.projection"
         width, channels, *patch = shape[f"{projection}.weight"]
         layers = "blocks." if is_facebook else "encoder.layer."
-        heads, about_heads = read_heads(stated, width, told)
+        heads, about_heads = read_heads(stated, width, user_config)
         table = "pos_embed" if is_facebook else "embeddings.position_embeddings"
         registers = "register_tokens" if is_facebook else "embeddings.register_tokens"
         count = shape[registers][1] if registers in shape else 0  # models with registers are resized with antialiasing
@@ -56,7 +56,7 @@ class Dino(WeightFormat):
             depth=count_layers(names, layers),
             heads=heads,
             mlp=shape[f"{layers}0.mlp.fc1.weight"][0],
-            resolution=infer_resolution(shape[table][1] - 1, patch, told),
+            resolution=infer_resolution(shape[table][1] - 1, patch, user_config),
             registers=count,
             resize_rule="timm" if count else "huggingface",
             classes=0,

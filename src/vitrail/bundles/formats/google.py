@@ -53,14 +53,14 @@ class Google(WeightFormat):
                 tensors[bare] = tensor
         return checkpoint.renamed(tensors)
 
-    def read(self, checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> InferredModel:
+    def read(self, checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> InferredModel:
         shape = checkpoint.shapes
         if "stem/kernel" in shape:
-            config: ModelConfig = _read_mixer(shape, told)
+            config: ModelConfig = _read_mixer(shape, user_config)
         elif "embedding/kernel" in shape:
-            config = _read_vit(shape, told)
+            config = _read_vit(shape, user_config)
         else:
-            config = _read_bit(shape, told)
+            config = _read_bit(shape, user_config)
         half = (0.5,) * config.channels
         preprocess = Preprocess(
             resolution=config.resolution,
@@ -105,7 +105,7 @@ def _bare(name: str) -> str:
     return name
 
 
-def _read_vit(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> ViTConfig:
+def _read_vit(shape: dict[str, tuple[int, ...]], user_config: ModelConfig | None) -> ViTConfig:
     tall, wide, channels, width = shape["embedding/kernel"]
     theirs = google_names_in(shape)
     if theirs.positions not in shape:
@@ -133,17 +133,17 @@ def _read_vit(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> Vi
         )
         settings["stem_base"] = shape["conv_root/kernel"][3]
     rows = shape[theirs.positions][1]
-    return plan(channels=channels, **settings, **infer_positions(settings, rows, told, None))
+    return plan(channels=channels, **settings, **infer_positions(settings, rows, user_config, None))
 
 
-def _read_mixer(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> MixerConfig:
+def _read_mixer(shape: dict[str, tuple[int, ...]], user_config: ModelConfig | None) -> MixerConfig:
     tall, wide, channels, width = shape["stem/kernel"]
     patches, hidden = shape["MixerBlock_0/token_mixing/Dense_0/kernel"]
     return MixerConfig(
         width=width,
         channels=channels,
         patch=(tall, wide),
-        resolution=infer_resolution(patches, (tall, wide), told),
+        resolution=infer_resolution(patches, (tall, wide), user_config),
         token_mlp=hidden,
         channel_mlp=shape["MixerBlock_0/channel_mixing/Dense_0/kernel"][1],
         activation="gelu-tanh",
@@ -152,7 +152,7 @@ def _read_mixer(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> 
     )
 
 
-def _read_bit(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> ResNetConfig:
+def _read_bit(shape: dict[str, tuple[int, ...]], user_config: ModelConfig | None) -> ResNetConfig:
     *_, channels, base = shape["resnet/root_block/standardized_conv2d/kernel"]
     unit = "resnet/block{}/unit{:02}/a/standardized_conv2d/kernel"
     stages = sum(unit.format(stage, 1) in shape for stage in range(1, 9))
@@ -163,5 +163,5 @@ def _read_bit(shape: dict[str, tuple[int, ...]], told: ModelConfig | None) -> Re
         channels=channels,
         layers=tuple(layers),
         classes=head[-1] if head else 0,
-        resolution=told.resolution if told is not None else (224, 224),
+        resolution=user_config.resolution if user_config is not None else (224, 224),
     )

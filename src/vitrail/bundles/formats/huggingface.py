@@ -55,7 +55,7 @@ class HuggingFace(WeightFormat):
         tensors = {_without_prefix(name): tensor for name, tensor in checkpoint.tensors.items()}
         return checkpoint.renamed(tensors)
 
-    def read(self, checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> InferredModel:
+    def read(self, checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> InferredModel:
         names, stated = checkpoint.tensors, checkpoint.document("config.json")
         if any(name.startswith("distillation_classifier.") for name in names):
             raise UsageError("Model must have one head, got a distilled DeiT, which averages two.")
@@ -66,10 +66,10 @@ class HuggingFace(WeightFormat):
         layers = "encoder.layer." if _is_old(names) else "layers."
         hidden = "intermediate.dense.weight" if _is_old(names) else "mlp.fc1.weight"
         query = "attention.attention.query.bias" if _is_old(names) else "attention.q_proj.bias"
-        heads, about_heads = read_heads(stated, width, told)
+        heads, about_heads = read_heads(stated, width, user_config)
         is_distilled = _DISTILLATION in names
         patches = shape[_POSITIONS][1] - 1 - is_distilled
-        size = stated.get("image_size", told.resolution if told is not None else None)
+        size = stated.get("image_size", user_config.resolution if user_config is not None else None)
         if size is None:
             rows, columns = square_grid(patches)
             size = (rows * patch[0], columns * patch[1])
@@ -180,10 +180,10 @@ def _open_folder(config: ModelConfig, folder: Path, model_type: Any, *, has_pool
     return lambda images: model(images).last_hidden_state[:, 0]
 
 
-def read_heads(stated: dict[str, Any], width: int, told: ModelConfig | None) -> tuple[int, str | None]:
+def read_heads(stated: dict[str, Any], width: int, user_config: ModelConfig | None) -> tuple[int, str | None]:
     """Number of attention heads in a config.json; the usual one of this width, with a note, if it states none."""
     heads = stated.get("num_attention_heads")
-    return infer_heads(width, told) if heads is None else (heads, None)
+    return infer_heads(width, user_config) if heads is None else (heads, None)
 
 
 def read_activation(stated: dict[str, Any]) -> Literal["gelu", "gelu-tanh", "relu"]:

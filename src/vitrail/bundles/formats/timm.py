@@ -46,14 +46,14 @@ class Timm(WeightFormat):
         is_bit = "stem.conv.weight" in names and "stages.0.blocks.0.conv1.weight" in names
         return (is_vit or is_mixer or is_bit) and "register_tokens" not in names and "mask_token" not in names
 
-    def read(self, checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> InferredModel:
+    def read(self, checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> InferredModel:
         names = checkpoint.tensors
         if "blocks.0.mlp_tokens.fc1.weight" in names:
-            config, notes = _read_mixer(checkpoint, told), []
+            config, notes = _read_mixer(checkpoint, user_config), []
         elif "stages.0.blocks.0.conv1.weight" in names:
-            config, notes = _read_bit(checkpoint, told), []
+            config, notes = _read_bit(checkpoint, user_config), []
         else:
-            config, notes = _read_vit(checkpoint, told)
+            config, notes = _read_vit(checkpoint, user_config)
         preprocess, about_pixels = _read_preprocess(checkpoint, config)
         labels, about_labels = None, None
         if names_given := checkpoint.document("config.json").get("label_names"):
@@ -158,7 +158,7 @@ def architecture(config: ModelConfig) -> str:
     return ARCHITECTURES[config.name]
 
 
-def _read_vit(checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> tuple[ModelConfig, list[str | None]]:
+def _read_vit(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> tuple[ModelConfig, list[str | None]]:
     names, shape = checkpoint.tensors, checkpoint.shapes
     document = checkpoint.document("config.json")
     arguments = document.get("model_args") or {}
@@ -173,7 +173,7 @@ def _read_vit(checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> tuple[
         raise UsageError(f"config.json must be of this model, got another width than {width}.")
     heads, about_heads = arguments.get("num_heads"), None
     if heads is None:
-        heads, about_heads = infer_heads(width, told)
+        heads, about_heads = infer_heads(width, user_config)
     pool = "cls" if "cls_token" in names else "map" if "attn_pool.latent" in names else "gap"
     registers = shape["reg_token"][1] if "reg_token" in names else 0
     settings: dict[str, Any] = {
@@ -200,7 +200,7 @@ def _read_vit(checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> tuple[
     if any(name.startswith("patch_embed.backbone.") for name in names):
         plan = HybridConfig
         settings |= _stem(names)
-    settings |= infer_positions(settings, rows, told, size[1:] if size else None)
+    settings |= infer_positions(settings, rows, user_config, size[1:] if size else None)
     reads_pixels = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
     first = next((name for name in reads_pixels if name in shape), "patch_embed.proj.weight")
     settings["channels"] = shape[first][1]
@@ -215,7 +215,7 @@ def _stem(names: Collection[str]) -> dict[str, Any]:
     return {"stem_layers": tuple(count_layers(names, f"{prefix}{stage}.blocks.") for stage in range(stages))}
 
 
-def _read_mixer(checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> ModelConfig:
+def _read_mixer(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> ModelConfig:
     shape = checkpoint.shapes
     width, channels, *patch = shape["stem.proj.weight"]
     hidden, patches = shape["blocks.0.mlp_tokens.fc1.weight"]
@@ -223,7 +223,7 @@ def _read_mixer(checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> Mode
         width=width,
         channels=channels,
         patch=(patch[0], patch[1]),
-        resolution=infer_resolution(patches, patch, told),
+        resolution=infer_resolution(patches, patch, user_config),
         depth=count_layers(shape, "blocks."),
         token_mlp=hidden,
         channel_mlp=shape["blocks.0.mlp_channels.fc1.weight"][0],
@@ -231,11 +231,11 @@ def _read_mixer(checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> Mode
     )
 
 
-def _read_bit(checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> ModelConfig:
+def _read_bit(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> ModelConfig:
     shape = checkpoint.shapes
     base, channels, *_ = shape["stem.conv.weight"]
     size = (checkpoint.document("config.json").get("pretrained_cfg") or {}).get("input_size")
-    resolution = tuple(size[1:]) if size else told.resolution if told is not None else (224, 224)
+    resolution = tuple(size[1:]) if size else user_config.resolution if user_config is not None else (224, 224)
     stages = count_layers(shape, "stages.")
     return ResNetConfig(
         base=base,

@@ -39,11 +39,11 @@ class Torchvision(WeightFormat):
     def recognises(self, names: Collection[str]) -> bool:
         return "conv_proj.weight" in names and "encoder.pos_embedding" in names
 
-    def read(self, checkpoint: LibraryCheckpoint, told: ModelConfig | None) -> InferredModel:
+    def read(self, checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> InferredModel:
         shape = checkpoint.shapes
         width, channels, *patch = shape["conv_proj.weight"]
-        heads, about_heads = infer_heads(width, told)
-        resolution = infer_resolution(shape["encoder.pos_embedding"][1] - 1, patch, told)
+        heads, about_heads = infer_heads(width, user_config)
+        resolution = infer_resolution(shape["encoder.pos_embedding"][1] - 1, patch, user_config)
         # Checkpoints before version 0.14 call the layers of the MLP otherwise.
         hidden = "mlp.0.weight" if f"{_LAYERS}0.mlp.0.weight" in shape else "mlp.linear_1.weight"
         config = ViTConfig(

@@ -1,1 +1,1 @@
-"""Remote sources of weights."""
+"""Remote sources of weights: the Hugging Face Hub and files at https addresses."""

@@ -1,4 +1,4 @@
-"""The interface of sources in a network: fetch the files of one checkpoint that the user named, and nothing else."""
+"""The interface of remote sources of weights, which fetch the files of one checkpoint."""
 
 import abc
 import dataclasses
@@ -12,43 +12,50 @@ from vitrail.core.errors import CorruptFileError, UsageError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Download:
-    """Files of a checkpoint that are on this machine now."""
+    """Downloaded files of a checkpoint."""
 
     path: Path
-    """A file, or a folder as libraries write it."""
+    """The file of weights, or the folder of the checkpoint."""
     address: str
-    """Where they come from, with the exact revision if there is one."""
+    """Address of the files, with the exact revision if there is one."""
     weights: Mapping[str, str]
     """SHA-256 of each file of tensors, by name."""
     discard: Callable[[], None]
-    """Remove the tensors from the cache: they turned out to be damaged."""
+    """Remove the tensors from the cache. Called if they are corrupt."""
     notes: tuple[str, ...] = ()
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What a bundle records of them."""
+        """The entry for a bundle's provenance: address and hashes."""
         return {"address": self.address, "sha256": dict(self.weights)}
 
 
 class Remote(abc.ABC):
-    """One kind of source. `REMOTES` in bundles/remote/registry.py knows it by its prefix."""
+    """A remote source of weights, registered by the prefix of its addresses in bundles/remote/registry.py."""
 
     @abc.abstractmethod
     def fetch(self, address: str, sha256: str | None) -> Download:
-        """The files at an address, from the cache if they are there and up to date. If `sha256` is given, the file of
-        tensors must have it."""
+        """Return the files at an address, downloaded unless the cache has them and they are up to date.
+
+        Fetch only the checkpoint that the user named. If `sha256` is set, raise CorruptFileError unless the file of
+        tensors has this hash.
+        """
 
 
 def parse_sha256(text: str) -> str:
-    """A SHA-256 as the user typed it, in lower case."""
+    """Validate a SHA-256 that the user typed, and return it in lower case."""
     if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
         raise UsageError(f"SHA-256 must be 64 hexadecimal digits, got {text!r}.")
     return text.lower()
 
 
-def demand(sha256: str | None, found: str, path: str | Path) -> None:
-    """Refuse a file that is not the one that the user demands."""
-    if sha256 is not None and found != sha256:
+def check_sha256(expected: str | None, digest: str, path: str | Path) -> None:
+    """Raise CorruptFileError if the user stated the SHA-256 of a file and its digest differs."""
+    if expected is not None and digest != expected:
         raise CorruptFileError(
-            path=path, cause=f"must have the SHA-256 {sha256}, got {found}", advice="Nothing is kept."
+            path=path, cause=f"must have the SHA-256 {expected}, got {digest}", advice="Nothing is kept."
         )
+
+
+demand = check_sha256
+"""Former name of `check_sha256`, for packages that import it."""

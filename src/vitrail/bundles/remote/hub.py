@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from vitrail.bundles.file_names import BESIDE, WEIGHTS, choose_weights, read_index
-from vitrail.bundles.remote.base import Download, Remote, demand
+from vitrail.bundles.file_names import READ_FILES, WEIGHTS, choose_weights, read_index
+from vitrail.bundles.remote.base import Download, Remote, check_sha256
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
 from vitrail.core.files import checksum
 from vitrail.core.optional import import_extra, import_without_telemetry
@@ -29,7 +29,7 @@ class Hub(Remote):
         client = _import_client(address)
         snapshot = _look(client, repository, revision)
         name = choose_weights(snapshot.names, f"hf:{snapshot.repository}")
-        beside = [_get(client, snapshot, one) for one in snapshot.names if one in BESIDE]
+        beside = [_get(client, snapshot, one) for one in snapshot.names if one in READ_FILES]
         # By the name that the user gave, which the client then remembers for the time without a network.
         files = [_get(client, snapshot, name, revision or client.constants.DEFAULT_REVISION)]
         if files[0].parent.name != snapshot.commit:
@@ -40,7 +40,7 @@ class Hub(Remote):
             files += [_get(client, snapshot, shard) for shard in read_index(files[0])]
         found = {path.name: _verified(path) for path in (*files, *beside)}
         try:
-            demand(sha256, found[name], f"{name} of hf:{snapshot.repository}")
+            check_sha256(sha256, found[name], f"{name} of hf:{snapshot.repository}")
         except CorruptFileError:
             _forget(files)
             raise
@@ -102,7 +102,7 @@ def _look(client: ModuleType, repository: str, revision: str | None) -> _Snapsho
 
 def _cached(client: ModuleType, repository: str, revision: str | None) -> Path | None:
     """The folder of a repository in the client's cache, if it has been fetched before."""
-    for name in (*WEIGHTS, *BESIDE):
+    for name in (*WEIGHTS, *READ_FILES):
         found = client.try_to_load_from_cache(repository, name, revision=revision)
         if isinstance(found, str):
             return Path(found).parent

@@ -1,4 +1,4 @@
-"""The kinds of sources in a network, by the prefix of their addresses."""
+"""The registry of remote sources, by the prefix of their addresses."""
 
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,10 @@ REMOTES: "Registry[type[Remote]]" = Registry(
     },
     base="vitrail.bundles.remote.base:Remote",
 )
-"""By the word before the colon: `hf:owner/repository`, `https://...`. Another package adds one as `remote.NAME`."""
+"""Remote sources by prefix: `hf:owner/repository`, `https://...`. Another package adds one as `remote.NAME`."""
 
 
-def remote_kind(source: str) -> str | None:
-    """The kind of an address; None for a path."""
-    kind, colon, _ = source.partition(":")
-    return kind if colon and kind in REMOTES else None
+def remote_prefix(source: str) -> str | None:
+    """Return the registered prefix of an address, such as `hf`. Return None for a path."""
+    prefix, colon, _ = source.partition(":")
+    return prefix if colon and prefix in REMOTES else None

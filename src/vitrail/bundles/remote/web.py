@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlunsplit
 
-from vitrail.bundles.file_names import ENDINGS, check_content
-from vitrail.bundles.remote.base import Download, Remote, demand
+from vitrail.bundles.file_names import ENDINGS, check_magic_bytes
+from vitrail.bundles.remote.base import Download, Remote, check_sha256
 from vitrail.bundles.remote.transport import CHUNK, PATIENCE, RefusedError, open_address, parse_address
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
 from vitrail.core.files import checksum, file_lock, replace_text, user_folder
@@ -86,7 +86,7 @@ class _Copy:
             self._try_often()
         except _Cut as wall:
             if self.file.exists():
-                demand(sha256, self.digest, self.bare)
+                check_sha256(sha256, self.digest, self.bare)
                 return (f"{self.bare} cannot be reached ({wall}): the copy in the cache is used",)
             kept = ""
             if self._come and self._read_state().get("part"):
@@ -101,7 +101,7 @@ class _Copy:
             self._forget_part()
             raise UsageError(f"Address must be a file that can be fetched, got {self.bare!r} ({refusal}).") from None
         try:
-            demand(sha256, self.digest, self.bare)
+            check_sha256(sha256, self.digest, self.bare)
         except CorruptFileError:
             self.remove()
             raise
@@ -239,7 +239,7 @@ def _copy_stream(answer: Any, file: BinaryIO, bare: str, name: str, begun: int) 
     come, told = begun, time.monotonic()
     while chunk := answer.read(CHUNK):
         if not come:
-            check_content(name, chunk, bare)
+            check_magic_bytes(name, chunk, bare)
         come += len(chunk)
         _check_size(come, bare)
         file.write(chunk)
