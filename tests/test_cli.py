@@ -20,7 +20,7 @@ from tests.paths import FIXTURES
 from vitrail.api.commands import COMMANDS, Group
 from vitrail.cli import _arguments, _busy_share, _flags
 from vitrail.core.errors import MissingError
-from vitrail.core.other_tools import _GROUPS, OTHER_COMMANDS
+from vitrail.core.other_tools import _SYNONYMS, OTHER_COMMANDS
 from vitrail.core.terminal import escape_unprintable, json_text
 from vitrail.models.config import INFO_KEYS
 from vitrail.models.zoo import MODELS
@@ -351,8 +351,8 @@ def test_every_word_of_other_tools_stands_for_one_of_ours():
     commands = [command for command in commands if not isinstance(command, Group)]
     names = {flag[2:].replace("-", "_") for command in commands for flag in _flags(command)}
     names |= {name for command in commands for name in _arguments(command)} | setting_keys().keys()
-    assert {word for words in _GROUPS for word in words if " " not in word} <= names
-    theirs = [word for words in _GROUPS.values() for word in words.split()]
+    assert {word for words in _SYNONYMS for word in words if " " not in word} <= names
+    theirs = [word for words in _SYNONYMS.values() for word in words.split()]
     assert len(theirs) == len({*theirs})
     assert {*OTHER_COMMANDS.values()} <= COMMANDS.keys()
 
@@ -381,7 +381,7 @@ def test_a_damaged_bundle_is_exit_1(tmp_path):
     (tmp_path / "config.json").write_text('{"format": ')
     done = run("info", tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "is damaged: it is not a JSON document" in done.stderr
+    assert "is corrupt: it is not a JSON document" in done.stderr
 
 
 def test_a_pipe_in_a_files_place_is_no_endless_wait(tmp_path):
@@ -584,9 +584,9 @@ def test_learning_rate_batch_and_resume_are_short_words(call, words, tmp_path):
     assert (settings["learning_rate"], settings["batch"]) == (0.003, 16)
     assert call(*words).returncode == 2
     done = call(*words, "--resume")
-    assert (done.returncode, "going on after step 2 of 2" in done.stderr) == (0, True), done.stderr
+    assert (done.returncode, "resuming after step 2 of 2" in done.stderr) == (0, True), done.stderr
     done = call(words[0], "--resume", *words[1:])
-    assert (done.returncode, "going on after step 2 of 2" in done.stderr) == (0, True), done.stderr
+    assert (done.returncode, "resuming after step 2 of 2" in done.stderr) == (0, True), done.stderr
 
 
 # What a run remembers, what others may catch

@@ -201,7 +201,7 @@ def test_a_newer_format_and_an_unknown_family_are_refused(copy):
         ("config.json", lambda fields: [], "does not state its format"),
         ("config.json", lambda fields: {**fields, "resolution": [8, "8"]}, "Resolution must be"),
         ("labels.json", lambda labels: labels[:2], "Labels must be one for each of the model's 3 classes, got 2"),
-        ("labels.json", lambda labels: "abc", "Labels must be a list of texts"),
+        ("labels.json", lambda labels: "abc", "Labels must be a list of strings"),
         ("provenance.json", lambda provenance: [], "Provenance must be a dictionary"),
         ("config.json", lambda fields: {**fields, "format": True}, "does not state its format"),
         ("config.json", lambda fields: {**fields, "family": ["vit"]}, "mlp, got ['vit']"),
@@ -270,7 +270,7 @@ def test_paths_that_are_no_bundles(tmp_path):
     [
         ({"labels": ("a", "b")}, "one for each of the model's 3 classes, got 2"),
         ({"labels": ("a", "b", "a")}, "must differ from each other, got 'a' twice"),
-        ({"labels": ("a", "", "c")}, "a text that is not empty"),
+        ({"labels": ("a", "", "c")}, "a string that is not empty"),
         ({"preprocess": Preprocess()}, "must give the model's resolution"),
         ({"preprocess": GREY_8.replace(mean=(0.5,) * 3, std=(0.5,) * 3)}, "must give the model's 1 channels, got 3"),
     ],
@@ -297,7 +297,7 @@ def test_an_existing_output_is_refused_and_replaced_only_by_force(tmp_path):
 def test_a_failing_write_leaves_nothing(tmp_path):
     bundle = make()
     bundle.provenance["oops"] = object()
-    with pytest.raises(UsageError, match="Provenance must be a dictionary that JSON can hold"):
+    with pytest.raises(UsageError, match="Provenance must be a dictionary that JSON can represent"):
         vitrail.save(bundle, tmp_path / "one")
     assert list(tmp_path.iterdir()) == []
 

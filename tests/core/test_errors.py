@@ -54,7 +54,7 @@ def test_path_and_cause_where_files_are_read(tmp_path):
     for read, name, cause in (
         (open_image, path.name, "cannot be decoded ("),
         (read_file, "empty.png", "cannot be decoded (it is empty)"),
-        (read_json, "x.json", "is damaged: it is not a JSON document"),
+        (read_json, "x.json", "is corrupt: it is not a JSON document"),
         (open_data, "x.npz", "cannot be read as npz ("),
         (open_data, "x.csv", f"Line 1 of {str(tmp_path / 'x.csv')!r} must be file,label"),
     ):

@@ -120,8 +120,8 @@ def watched(monkeypatch):
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
     os.set_blocking(master, False)
     terminal = os.fdopen(slave, "w")
-    monkeypatch.setattr("vitrail.core.terminal._FIRST_SHOWN", 0.0)
-    monkeypatch.setattr("vitrail.core.terminal._SHOWN_EVERY", 0.0)
+    monkeypatch.setattr("vitrail.core.terminal._METER_DELAY", 0.0)
+    monkeypatch.setattr("vitrail.core.terminal._METER_INTERVAL", 0.0)
 
     def read(run):
         with monkeypatch.context() as patch:
@@ -206,7 +206,7 @@ def test_an_error_clears_the_progress_line(watched):
 def test_a_meter_fits_narrow_terminals(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setattr("vitrail.core.terminal._FIRST_SHOWN", -1.0)
-    monkeypatch.setattr("vitrail.core.terminal._columns_of", lambda _: 30)
+    monkeypatch.setattr("vitrail.core.terminal._METER_DELAY", -1.0)
+    monkeypatch.setattr("vitrail.core.terminal._terminal_width", lambda _: 30)
     Meter(1000, "images")(10)
     assert re.fullmatch(r"\r10 of 1,000 images, \d+:\d\d left", terminal.getvalue())

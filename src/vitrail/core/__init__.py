@@ -1,1 +1,1 @@
-"""What every other package uses. Nothing here imports torch."""
+"""Errors, files, settings and other basics that all packages use. Nothing in this package imports torch."""

@@ -1,8 +1,8 @@
-"""A parameter that is declared once: for Python, for the command line, for `--help` and for the documentation.
+"""Metadata of a command's parameters: one declaration for Python, the command line, `--help` and the documentation.
 
     epochs: Annotated[int | None, flag("Number of passes over the training images.", metavar="N")]
 
-The annotation's type is that of Python; what differs on the command line is stated in the flag.
+The annotation states the type in Python. `Flag` states what differs on the command line.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ class _Unset:
 UNSET: Any = _Unset()
 """Command-line default of a parameter that has the same default as in Python."""
 REQUIRED: Any = dataclasses.MISSING
-"""Command-line default of a parameter that has one in Python only."""
+"""Command-line default of a parameter that is optional in Python, but required on the command line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flag:
-    """The metadata of an annotated parameter."""
+    """Metadata of a parameter of a command."""
 
     help: str
     """Text of `--help` and of the documentation."""
@@ -35,33 +35,33 @@ class Flag:
     python: str = ""
     """Values that only Python accepts, which the documentation adds to `help`."""
     default: Any = None
-    """Default of a key of a `TypedDict`, which cannot state it otherwise."""
+    """Default of a keyword that is declared in a `TypedDict`, which has no syntax for defaults."""
     is_positional: bool = False
-    """Whether the command line takes it as an argument without a flag."""
+    """Whether the command line takes the parameter as an argument without a flag."""
     in_cli: bool = True
-    """Whether the command line has it."""
+    """Whether the command line has the parameter."""
     cli_name: str | None = None
-    """Name of the flag; None means the parameter's."""
+    """Name of the flag; None means the name of the parameter."""
     cli_type: Any = None
-    """Type on the command line; None means the annotation's."""
+    """Type on the command line; None means the type of the annotation."""
     cli_default: Any = UNSET
-    """Default on the command line, if it differs from Python's."""
+    """Default on the command line, if it differs from the default in Python."""
     read: Callable[[Any], Any] | None = None
-    """Converts the command line's value to Python's."""
+    """Converts the value of the command line to the value in Python."""
 
 
-def flag(help: str, **about: Any) -> Flag:
-    """The metadata of a parameter that is a flag."""
-    return Flag(help=help, **about)
+def flag(help: str, **fields: Any) -> Flag:
+    """Return the metadata of a parameter that is a flag."""
+    return Flag(help=help, **fields)
 
 
 argument = functools.partial(flag, is_positional=True)
-"""The metadata of a parameter that the command line takes without a flag."""
+"""Return the metadata of a parameter that the command line takes without a flag."""
 
 python_only = functools.partial(flag, in_cli=False)
-"""The metadata of a parameter that the command line does not have."""
+"""Return the metadata of a parameter that the command line does not have."""
 
 
 def flag_of(annotation: Any) -> Flag:
-    """The flag of an annotation `Annotated[type, flag(...)]`."""
-    return next(about for about in annotation.__metadata__ if isinstance(about, Flag))
+    """Return the flag of an annotation `Annotated[type, flag(...)]`."""
+    return next(metadata for metadata in annotation.__metadata__ if isinstance(metadata, Flag))

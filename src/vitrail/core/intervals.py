@@ -1,12 +1,11 @@
-"""Wilson's interval of a proportion, and Student's distribution: its tail by a continued fraction, its quantiles by
-bisection."""
+"""Wilson's interval of a proportion, and tails and quantiles of Student's t distribution, without SciPy."""
 
 import functools
 import math
 
 
 def t_tail(t: float, freedom: float) -> float:
-    """The probability that Student's t exceeds `t` >= 0; degrees of freedom may be a fraction, or infinite."""
+    """Return the probability that Student's t exceeds `t` >= 0. Degrees of freedom may be fractional or infinite."""
     if freedom <= 0:
         return 0.5
     if freedom > 1e6:
@@ -16,7 +15,7 @@ def t_tail(t: float, freedom: float) -> float:
 
 @functools.lru_cache(4096)
 def t_quantile(share: float, freedom: float) -> float:
-    """The value that Student's t stays below with probability `share` >= 0.5."""
+    """Return the quantile of Student's t distribution for a probability `share` >= 0.5, by bisection."""
     if freedom <= 0:
         return math.inf
     low, high = 0.0, 1e3
@@ -29,7 +28,7 @@ def t_quantile(share: float, freedom: float) -> float:
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function, by Lentz's method."""
+    """Return the regularised incomplete beta function, by Lentz's continued fraction."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):
@@ -50,9 +49,9 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
     return math.exp(log_front) / a * fraction
 
 
-def wilson_interval(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion."""
-    share = right / total
+def wilson_interval(successes: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+    """Return Wilson's interval of a proportion; `z` is that of 95 % by default."""
+    share = successes / total
     centre = (share + z * z / (2 * total)) / (1 + z * z / total)
     half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     return max(centre - half, 0.0), min(centre + half, 1.0)

@@ -1,4 +1,4 @@
-"""Available memory, to refuse what would not fit into it and to explain allocations that failed."""
+"""Available memory: checks before large allocations, and messages for allocations that failed."""
 
 import os
 import re
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from vitrail.core.errors import CorruptFileError, OutOfMemoryError
 
-_NOT_CHECKED = 2**26  # bytes: less is allocated without asking how much is available
+_SMALL_ALLOCATION = 2**26  # bytes; smaller allocations are not checked
 
-# What torch (CPU, CUDA, MPS), ONNX Runtime, C++ and the loader of shared libraries say.
-_FAILURES = re.compile(
+# Messages of torch (CPU, CUDA, MPS), ONNX Runtime, C++ and the loader of shared libraries.
+_ALLOCATION_FAILURE = re.compile(
     r"DefaultCPUAllocator|out of memory|unable to allocate|failed to allocate|cannot allocate memory|bad.?alloc"
     r"|failed to map segment",
     re.IGNORECASE,
@@ -20,22 +20,26 @@ _AMOUNT = re.compile(r"(?:to|unable to|failed to) allocate ([\d.,]+ ?(?:[KMGT]i?
 
 
 def available_memory() -> int:
-    """Bytes that this process can still use: the machine's memory without swapping, within the limits of its control
-    groups and of its address space (`ulimit -v`)."""
+    """Return the number of bytes that this process can still allocate without swapping.
+
+    This is the available memory of the machine, or less if a control group or `ulimit -v` limits the process.
+    """
     return max(min(_free_of_machine(), *_free_of_cgroups(), *_free_of_process()), 0)
 
 
 def check_unpacked_size(size: int, path: Path) -> None:
-    """Refuse a file whose content would take more than the available memory: a small compressed file may state any
-    size."""
+    """Raise CorruptFileError if the content of a file would not fit into the available memory.
+
+    A small compressed file may state any size.
+    """
     free = available_memory()
     if size > free:
         raise CorruptFileError(path=path, cause=f"would fill {size:,} bytes of memory; {free:,} are available")
 
 
 def check_allocation(size: int, subject: str) -> None:
-    """Refuse to allocate more than the available memory, before the kernel ends the process for it."""
-    if size > _NOT_CHECKED and size > (free := available_memory()):
+    """Raise OutOfMemoryError if `size` bytes are not available. Otherwise the kernel might kill the process."""
+    if size > _SMALL_ALLOCATION and size > (free := available_memory()):
         raise OutOfMemoryError(
             f"{subject} must fit into memory: it needs {format_bytes(size)}, got {format_bytes(free)} available. Use a"
             " smaller model, or close other programs."
@@ -43,12 +47,12 @@ def check_allocation(size: int, subject: str) -> None:
 
 
 def is_allocation_failure(error: BaseException) -> bool:
-    """Whether Python, numpy, torch or another library raised this because memory could not be allocated."""
-    return isinstance(error, MemoryError) or bool(_FAILURES.search(str(error)))
+    """Return whether Python, numpy, torch or another library raised an error because an allocation failed."""
+    return isinstance(error, MemoryError) or bool(_ALLOCATION_FAILURE.search(str(error)))
 
 
 def describe_allocation_failure(error: BaseException) -> str:
-    """The amount that could not be allocated, if the error states it, and what is available."""
+    """Return a phrase with the amount that could not be allocated, if the error states it, and the available memory."""
     amount = _AMOUNT.search(str(error))
     size = "more memory" if amount is None else amount[1]
     if plain := re.fullmatch(r"(\d+) bytes", size):
@@ -57,12 +61,12 @@ def describe_allocation_failure(error: BaseException) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """A number of bytes, as in "6.1 GB"."""
+    """Return a number of bytes as text, such as "6.1 GB"."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 
 
 def _free_of_machine() -> int:
-    """Linux: without swapping; elsewhere the machine's total memory."""
+    """Return the machine's available memory in bytes; the total memory on systems other than Linux."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -71,7 +75,7 @@ def _free_of_machine() -> int:
 
 
 def _free_of_cgroups(groups: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
-    """What each control group of this process still allows: of version 2 and of version 1."""
+    """Yield the bytes that each control group (version 1 or 2) of this process still allows."""
     try:
         lines = groups.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -84,20 +88,20 @@ def _free_of_cgroups(groups: Path = Path("/proc/self/cgroup"), tree: Path = Path
         limit, usage = (
             ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
         )
-        own = root / path.lstrip("/")
-        # A container may show its own group as the root, or its place in the machine's tree.
-        for folder in {own, *own.parents}:
+        group = root / path.lstrip("/")
+        # A container may show its own group as the root, or at its path in the machine's tree.
+        for folder in {group, *group.parents}:
             if folder.is_relative_to(root):
                 try:
                     cache = re.search(r"^(?:total_)?inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.M)
                     used = int((folder / usage).read_text()) - (int(cache[1]) if cache else 0)
                     yield int((folder / limit).read_text()) - used
-                except (OSError, ValueError):  # no such group, or "max": no limit
+                except (OSError, ValueError):  # no such group, or "max", which is no limit
                     continue
 
 
 def _free_of_process() -> Iterator[int]:
-    """What the limit of the address space leaves."""
+    """Yield the bytes that the limit of the address space still allows; nothing if there is no limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         try:

@@ -1,5 +1,7 @@
-"""Words of other tools (timm, ultralytics, transformers, lightly, torchvision's references) for ours, which errors
-suggest."""
+"""Flags, settings and commands of other tools, and vitrail's names for them, which errors suggest.
+
+The tools are timm, ultralytics, transformers, lightly and torchvision's reference scripts.
+"""
 
 from collections.abc import Container
 
@@ -8,9 +10,9 @@ _CLASSES = "The classes are those of the data or of the bundle."
 _WEIGHTS = "`vitrail finetune` starts from weights; `vitrail weights` lists public ones."
 _BATCH = "The batch size is chosen for the model."
 
-# Our words, preferred first, with those of other tools. Ours are names of flags, of arguments without a flag and of
-# settings; a sentence is for commands that have none of them.
-_GROUPS: dict[tuple[str, ...], str] = {
+# Vitrail's names of flags, positional arguments and settings, preferred first, and the names of other tools. A sentence
+# is the advice for commands that have none of them.
+_SYNONYMS: dict[tuple[str, ...], str] = {
     ("data", "images", "source"): (
         "data data_dir data_path data_root dataset dataset_name root train_dir train_data train_data_dir d folder"
     ),
@@ -77,11 +79,11 @@ _GROUPS: dict[tuple[str, ...], str] = {
 }
 
 
-def _plain(word: str) -> str:
+def _simplify_word(word: str) -> str:
     return word.lower().replace("_", "").replace("-", "")
 
 
-_OURS = {_plain(theirs): ours for ours, words in _GROUPS.items() for theirs in words.split()}
+_OUR_NAMES = {_simplify_word(theirs): ours for ours, synonyms in _SYNONYMS.items() for theirs in synonyms.split()}
 
 _COMMANDS = {
     "train": "fit",
@@ -95,16 +97,16 @@ _COMMANDS = {
     "models": "list",
     "info": "summary",
 }
-OTHER_COMMANDS = {theirs: ours for ours, words in _COMMANDS.items() for theirs in words.split()}
-"""Our commands by those of other tools."""
+OTHER_COMMANDS = {theirs: ours for ours, synonyms in _COMMANDS.items() for theirs in synonyms.split()}
+"""Vitrail's commands by the names of other tools."""
 
 
 def our_names(theirs: str) -> tuple[str, ...]:
-    """Our words for a word of another tool, preferred first; the last may be a sentence."""
-    return _OURS.get(_plain(theirs), ())
+    """Return vitrail's names for a name of another tool, preferred first; the last may be a sentence."""
+    return _OUR_NAMES.get(_simplify_word(theirs), ())
 
 
 def suggest_our_name(theirs: str, ours: Container[str]) -> dict[str, str]:
-    """`{theirs: our word}` for `did_you_mean`, with the first of our words that is in `ours`; empty if none is."""
-    word = next((word for word in our_names(theirs) if word in ours), None)
-    return {} if word is None else {theirs: word}
+    """Return `{theirs: our name}` for `did_you_mean`, with the preferred name among `ours`; empty if there is none."""
+    name = next((name for name in our_names(theirs) if name in ours), None)
+    return {} if name is None else {theirs: name}

@@ -54,15 +54,15 @@ class Registry(Generic[Plugin]):
         if isinstance(name, str) and name in self._built_ins:
             return cast(Plugin, load_object(self._built_ins[name]))
         self.check(name)
-        entry_point, *others = _extensions(self.category)[name]
-        if others:
+        entry_point, *duplicates = _extensions(self.category)[name]
+        if duplicates:
             raise VitrailError(
                 f"Extension {self.category}.{name} must come from one package, got {self.provider(name)}."
                 " Uninstall all but one."
             )
         try:
             plugin = entry_point.load()
-        except Exception as error:  # a module of another package can raise anything when it is imported
+        except Exception as error:  # another package can raise any error when it is imported
             raise VitrailError(
                 f"Extension {self.category}.{name} of {self.provider(name)} cannot be used ({first_line(error)})."
             ) from None
@@ -88,7 +88,7 @@ class Registry(Generic[Plugin]):
 
     @property
     def built_in_names(self) -> list[str]:
-        """The names that come with vitrail, in their order."""
+        """The names of built-in plugins, in their order."""
         return list(self._built_ins)
 
     @property
@@ -97,7 +97,7 @@ class Registry(Generic[Plugin]):
         return [name for name in self if name not in self._built_ins]
 
     def provider(self, name: str) -> str | None:
-        """Name and version of the package that adds a plugin (of all packages, if several do); None for built-ins."""
+        """Return name and version of the package (or packages) that adds a plugin; None for built-ins."""
         if name in self._built_ins or name not in self:
             return None
         packages = [entry_point.dist for entry_point in _extensions(self.category)[name]]
@@ -113,7 +113,7 @@ def load_object(path: str) -> Any:
 
 
 def _extensions(category: str) -> dict[str, list[EntryPoint]]:
-    """The entry points of a category, by name. A name has several if several packages use it."""
+    """Return the entry points of a category, by name. A name has several if several packages use it."""
     extensions: dict[str, list[EntryPoint]] = {}
     for entry_point in _entry_points():
         own_category, _, name = entry_point.name.partition(".")

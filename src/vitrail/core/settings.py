@@ -1,4 +1,4 @@
-"""The base class of every configuration: fields that are checked, and conversion from and to JSON."""
+"""`Settings`, the base class of all configurations: checked fields, and conversion from and to JSON."""
 
 import ast
 import dataclasses
@@ -19,19 +19,21 @@ Pair = tuple[int, int]
 
 
 class Bounds(NamedTuple):
-    """The allowed range of a number, declared on its field: `depth: Annotated[int, Bounds(1, 64)] = 12`. On a tuple it
-    is the range of each number."""
+    """The allowed range of a number, declared on its field: `depth: Annotated[int, Bounds(1, 64)] = 12`.
+
+    On a tuple, it is the range of each number.
+    """
 
     low: float
     high: float = math.inf
     """The largest allowed number."""
     below: float = math.inf
-    """The smallest number that is too large, in place of `high`."""
+    """An exclusive upper bound, in place of `high`."""
     or_zero: bool = False
-    """Whether 0 is allowed, too."""
+    """Whether 0 is also allowed."""
 
     def check(self, name: str, value: object) -> None:
-        """Raise an error if `value` is no number within the bounds."""
+        """Raise UsageError unless `value` is a number within the bounds."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             is_inside = self.low <= value <= self.high and value < self.below
             if is_inside or (self.or_zero and value == 0):
@@ -45,50 +47,53 @@ class Bounds(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A frozen group of settings. Subclasses list fields with a docstring each. The type of a field says what it may
-    hold: `Literal[...]`, `bool`, `Annotated[int, Bounds(0, 255)]`, a tuple of numbers with bounds, or any of these with
-    `| None`. `__post_init__` checks that; subclasses add the rules about several fields.
+    """A frozen group of settings.
+
+    Subclasses declare fields, with a docstring under each. A field's type states its allowed values: `Literal[...]`,
+    `bool`, `Annotated[int, Bounds(0, 255)]`, a tuple of numbers with bounds, or any of these with `| None`.
+    `__post_init__` checks the types; subclasses add rules about several fields.
     """
 
     title: ClassVar[str] = "Settings"
     """Name of this group in error messages."""
     aliases: ClassVar[Mapping[str, str]] = {}
-    """Our names for the settings of other libraries, which an error suggests."""
+    """Names of settings in other libraries, with the name to suggest for each in an error."""
 
     def __post_init__(self) -> None:
         for name, hint in _field_types(type(self)).items():
-            object.__setattr__(self, name, _check(name, getattr(self, name), hint))
+            object.__setattr__(self, name, _check_field(name, getattr(self, name), hint))
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some settings changed and all checked."""
-        known = [field.name for field in dataclasses.fields(self)]
+        """Return a copy with changed settings, all of them checked. Raise UsageError for an unknown name."""
+        names = [field.name for field in dataclasses.fields(self)]
         for name in changes:
-            if name not in known:
-                words = {theirs: ours for theirs, ours in self.aliases.items() if ours in known}
-                near = did_you_mean(name, known, words)
-                raise UsageError(f"Setting must be a known one, got {name!r}.{near} Known are {', '.join(known)}.")
+            if name not in names:
+                aliases = {theirs: ours for theirs, ours in self.aliases.items() if ours in names}
+                near = did_you_mean(name, names, aliases)
+                raise UsageError(f"Setting must be one of {', '.join(names)}, got {name!r}.{near}")
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, in JSON types."""
+        """Return all fields in JSON types."""
         return jsonable(dataclasses.asdict(self))
 
     @classmethod
     def meanings(cls) -> dict[str, str]:
-        """The docstring of each field, preceded by its allowed values if it has a `Literal` type."""
-        found: dict[str, str] = {}
+        """Return the docstring of each field, preceded by its allowed values if it has a `Literal` type."""
+        meanings: dict[str, str] = {}
         hints = typing.get_type_hints(cls)
-        for kind in reversed([kind for kind in cls.__mro__ if issubclass(kind, Settings)]):
-            body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-            for field, text in itertools.pairwise(ast.iter_child_nodes(body)):
-                match field, text:
-                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as said)):
-                        words = ", ".join(word for word in _literal_words(hints[name]) if isinstance(word, str))
-                        found[name] = f"{words}. {' '.join(said.split())}" if words else " ".join(said.split())
-        return {field.name: found.get(field.name, "") for field in dataclasses.fields(cls)}
+        for settings in reversed([base for base in cls.__mro__ if issubclass(base, Settings)]):
+            body = ast.parse(textwrap.dedent(inspect.getsource(settings))).body[0]
+            for field, docstring in itertools.pairwise(ast.iter_child_nodes(body)):
+                match field, docstring:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
+                        meaning = " ".join(text.split())
+                        choices = ", ".join(value for value in _literal_values(hints[name]) if isinstance(value, str))
+                        meanings[name] = f"{choices}. {meaning}" if choices else meaning
+        return {field.name: meanings.get(field.name, "") for field in dataclasses.fields(cls)}
 
     def describe(self) -> list[dict[str, Any]]:
-        """Name, value, default (null if there is none) and meaning of each setting, as JSON."""
+        """Return name, value, default (None if there is none) and meaning of each setting, in JSON types."""
         defaults = {
             field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             for field in dataclasses.fields(self)
@@ -101,42 +106,46 @@ class Settings:
 
     @classmethod
     def from_json(cls, fields: object) -> Self:
-        """The inverse of `to_json`. An unknown field is refused, because ignoring it would change the meaning.
+        """Return the settings of a JSON object: the inverse of `to_json`.
 
-        A missing one takes its default. So a field that is added later must default to the earlier behaviour, and old
-        files can still be loaded.
+        Raise UsageError for an unknown field, because ignoring it would change the meaning. A missing field takes its
+        default, so the default of a new field must be the earlier behaviour: then old files can still be loaded.
         """
-        known = {field.name for field in dataclasses.fields(cls)}
+        names = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(fields, dict):
             raise UsageError(f"{cls.title} must be a JSON object, got {type(fields).__name__}.")
-        if unknown := sorted(fields.keys() - known):
+        if unknown := sorted(fields.keys() - names):
             raise UsageError(f"{cls.title} has unknown fields: {', '.join(unknown)}.")
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
 
 
 @functools.cache
-def _field_types(kind: type[Settings]) -> dict[str, Any]:
-    """The types of all fields. A field that a subclass declares again keeps its bounds, unless it gets others."""
+def _field_types(settings: type[Settings]) -> dict[str, Any]:
+    """Return the types of all fields. A field that a subclass redeclares without bounds keeps its bounds."""
     hints: dict[str, Any] = {}
-    for base in reversed(kind.__mro__[: kind.__mro__.index(Settings)]):
+    for base in reversed(settings.__mro__[: settings.__mro__.index(Settings)]):
         for name, hint in typing.get_type_hints(base, include_extras=True).items():
             bounds = [part for part in typing.get_args(hints.get(name)) if isinstance(part, Bounds)]
             hints[name] = Annotated[hint, *bounds] if bounds else hint
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return {field.name: hints[field.name] for field in dataclasses.fields(settings)}
 
 
-def _check(name: str, value: Any, hint: Any, bounds: Bounds | None = None) -> Any:
-    """Check that `value` is of the type `hint`. Returns it with Python's own integers, and tuples in place of lists.
-    Types that say nothing about a value (`str`, tables, other settings) are not checked."""
+def _check_field(name: str, value: Any, hint: Any, bounds: Bounds | None = None) -> Any:
+    """Return the value of a field with Python integers and tuples in place of NumPy integers and lists.
+
+    Raise UsageError unless it has the type `hint`. Other types (`str`, tables, other settings) are not checked.
+    """
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return _check(name, value, parts[0], next((part for part in parts[1:] if isinstance(part, Bounds)), bounds))
+        return _check_field(
+            name, value, parts[0], next((part for part in parts[1:] if isinstance(part, Bounds)), bounds)
+        )
     if origin in (types.UnionType, typing.Union):
         inner = [part for part in parts if part is not type(None)]
         if value is None or len(inner) > 1:
             return value
         if typing.get_origin(inner[0]) is not Literal:
-            return _check(name, value, inner[0], bounds)
+            return _check_field(name, value, inner[0], bounds)
         origin, parts = Literal, (*typing.get_args(inner[0]), None)
     if origin is Literal and value not in parts:
         suggestion = did_you_mean(value, filter(None, parts)) if isinstance(value, str) else ""
@@ -155,12 +164,15 @@ def _check(name: str, value: Any, hint: Any, bounds: Bounds | None = None) -> An
         if not isinstance(value, list | tuple) or len(value) != len(hints) or not value:
             count = "a list of" if parts[1:] == (...,) else f"{len(parts)}"
             raise UsageError(f"{sentence_case(name)} must be {count} numbers, got {value!r}.")
-        return tuple(_check(name, number, part, bounds) for number, part in zip(value, hints, strict=True))
+        return tuple(_check_field(name, number, part, bounds) for number, part in zip(value, hints, strict=True))
     return value
 
 
 def check_pair(name: str, value: Any, *, low: int, high: int) -> Pair:
-    """Check that `value` is a pair of integers between `low` and `high`; a single integer stands for both."""
+    """Return `value` as a pair of integers; a single integer is repeated.
+
+    Raise UsageError unless both are from `low` to `high`.
+    """
     sides = value if as_integer(value) is None else (value, value)
     if not isinstance(sides, list | tuple) or len(sides) != 2:
         raise UsageError(f"{sentence_case(name)} must be an integer or a pair [height, width], got {value!r}.")
@@ -169,8 +181,10 @@ def check_pair(name: str, value: Any, *, low: int, high: int) -> Pair:
 
 
 def check_integer(name: str, value: Any, *, low: int, high: int) -> int:
-    """Check that `value` is an integer between `low` and `high`, both included. Returns it as Python's own: NumPy's
-    cannot be written as JSON."""
+    """Return `value` as a Python integer, because NumPy's cannot be written as JSON.
+
+    Raise UsageError unless it is an integer from `low` to `high`, both included.
+    """
     number = as_integer(value)
     if number is None or not low <= number <= high:
         raise UsageError(f"{sentence_case(name)} must be an integer from {low:,} to {high:,}, got {value!r}.")
@@ -178,7 +192,7 @@ def check_integer(name: str, value: Any, *, low: int, high: int) -> int:
 
 
 def as_integer(value: Any) -> int | None:
-    """Python's own integer of this value, if it is an integer of Python, NumPy or torch; None if not."""
+    """Return an integer of Python, NumPy or torch as a Python integer; None for any other value."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -186,23 +200,23 @@ def as_integer(value: Any) -> int | None:
 
 
 def jsonable(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with lists in place of tuples, as JSON has them."""
+    """Return the fields with lists in place of tuples, which JSON lacks."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
 
 
 def sentence_case(name: str) -> str:
-    """A field's name as the first word of a sentence: `crop_fraction` becomes "Crop fraction"."""
+    """Return a field's name as the start of a sentence: "Crop fraction" for `crop_fraction`."""
     return name.replace("_", " ").capitalize()
 
 
 def pluralise(count: float, noun: str) -> str:
-    """A number with its noun: "1 step", "1,200 steps", "0.5 epochs"."""
-    shown = f"{count:,}" if isinstance(count, int) else f"{count:.3g}"
-    return f"{shown} {noun}" if shown == "1" else f"{shown} {noun}s"
+    """Return a number with its noun: "1 step", "1,200 steps", "0.5 epochs"."""
+    number = f"{count:,}" if isinstance(count, int) else f"{count:.3g}"
+    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
 
 
-def _literal_words(hint: Any) -> tuple[Any, ...]:
-    """The values of `Literal[...]` or of `Literal[...] | None`."""
+def _literal_values(hint: Any) -> tuple[Any, ...]:
+    """Return the values of `Literal[...]` or of `Literal[...] | None`."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return tuple(word for part in typing.get_args(hint) for word in _literal_words(part))
+        return tuple(value for part in typing.get_args(hint) for value in _literal_values(part))
     return (None,) if hint is type(None) else typing.get_args(hint)

@@ -1,8 +1,8 @@
 """A watchdog that prints a note on stderr when a step makes no progress for a minute.
 
 Threads enclose their steps in `watch_step`. One daemon thread watches the steps of all threads: it sleeps until the
-oldest step is a minute old, then prints what that step does. It ends nothing, because a step may only be slow. It
-needs the interpreter lock, so a library that never releases the lock silences the watchdog, too.
+oldest step is a minute old, then prints a description of that step. It does not end the step, which may only be slow.
+It needs the interpreter lock, so it is blocked by a library that never releases the lock.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from vitrail.core.terminal import say
 
-_PATIENCE = 60.0  # seconds
+_DEFAULT_PATIENCE = 60.0  # seconds
 
 
 class _Step(NamedTuple):
@@ -27,14 +27,14 @@ class _Step(NamedTuple):
 
 @contextlib.contextmanager
 def watch_step(describe: Callable[[], str]) -> Generator[None]:
-    """Watch a block such as the decoding of one image. `describe` is called only if the block takes over a minute."""
+    """Watch a block such as the decoding of one image; after a minute, print the text that `describe` returns."""
     step = _Step(describe, time.monotonic())
     _watchdog.steps[id(step)] = step
     _watchdog.start()
     try:
         yield
     finally:
-        _watchdog.steps.pop(id(step), None)  # it is missing if it was reported, or began before a fork
+        _watchdog.steps.pop(id(step), None)  # missing if it was reported, or started before a fork
 
 
 class _Watchdog:
@@ -52,10 +52,10 @@ class _Watchdog:
             return
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="vitrail-watchdog", daemon=True)
+                self._thread = threading.Thread(target=self._watch_steps, name="vitrail-watchdog", daemon=True)
                 self._thread.start()
 
-    def _run(self) -> None:
+    def _watch_steps(self) -> None:
         patience = self._patience
         while True:
             now = time.monotonic()
@@ -71,15 +71,15 @@ def _read_patience() -> float:
     try:
         seconds = float(os.environ.get("VITRAIL_PATIENCE", ""))
     except ValueError:
-        return _PATIENCE
-    return seconds if 0 < seconds < threading.TIMEOUT_MAX else _PATIENCE
+        return _DEFAULT_PATIENCE
+    return seconds if 0 < seconds < threading.TIMEOUT_MAX else _DEFAULT_PATIENCE
 
 
 _watchdog = _Watchdog()
 
 
 def _replace_watchdog() -> None:
-    """Make a new watchdog in a forked child, which has none of its parent's threads."""
+    """Make a new watchdog in a forked child process, where the threads of the parent do not run."""
     global _watchdog
     _watchdog = _Watchdog()
 

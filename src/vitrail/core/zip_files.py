@@ -5,9 +5,9 @@ from pathlib import Path
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
-    """Open an archive whose files are stored or deflated, and raise ValueError for other compressions.
+    """Open a zip archive. Raise ValueError if a file in it is neither stored nor deflated.
 
-    zipfile unpacks those without a limit: 400 bytes of bzip2 can fill a gigabyte of memory.
+    zipfile unpacks other compressions without a limit: 400 bytes of bzip2 can fill a gigabyte of memory.
     """
     archive = zipfile.ZipFile(path)
     for info in archive.infolist():

@@ -188,14 +188,14 @@ def hostile(path: Path):
         (lambda touched: b"cbuiltins\neval\n(S'1'\ntR.", r"it asks for builtins\.eval"),
         (lambda touched: b"cnumpy\nndarray\n(I4\ntR.", r"it asks for numpy\.ndarray\(\)"),
         (lambda touched: pickle.dumps({"data": np.array([{}])}, 2), r"it asks for an array of objects"),
-        (lambda touched: pickle.dumps([1]), r"it holds a list"),
-        (lambda touched: b"", r"it is damaged: EOFError"),
-        (lambda touched: pickle.dumps({})[:-2], r"it is damaged: "),
+        (lambda touched: pickle.dumps([1]), r"it contains a list"),
+        (lambda touched: b"", r"it is corrupt: EOFError"),
+        (lambda touched: pickle.dumps({})[:-2], r"it is corrupt: "),
         (
             lambda touched: b"N" + b"r\xff\xff\xff\x7f" + b".",
-            r"it would fill more memory|it is damaged|it holds a None",
+            r"it would fill more memory|it is corrupt|it contains a None",
         ),
-        (lambda touched: b"]" * 100_000 + b"a" * 99_999 + b".", r"it holds a list|nested too deeply"),
+        (lambda touched: b"]" * 100_000 + b"a" * 99_999 + b".", r"it contains a list|nested too deeply"),
     ],
 )
 def test_a_hostile_pickle_is_refused_and_not_run(tmp_path, home, call, spoil, reason):
@@ -236,7 +236,7 @@ def test_a_pickle_that_says_things_twice_is_refused(tmp_path):
     batch = "cifar-10-batches-py/data_batch_1"
     rows = np.zeros((2, 3072), np.uint8)
     twice = pickle.dumps({b"data": rows, "data": rows + 1, b"labels": [0, 1]}, 2)
-    for spoiled, reason in ((files[batch] * 2, "there is more after its end"), (twice, "it has a key twice")):
+    for spoiled, reason in ((files[batch] * 2, "there are bytes after its end"), (twice, "it has a key twice")):
         with pytest.raises(CorruptFileError, match=rf"data_batch_1' is refused: .*{reason}"):
             open_data(write_archive(tmp_path / "cifar.tar", {**files, batch: spoiled}))
 

@@ -306,7 +306,7 @@ def test_an_existing_output_is_refused_or_replaced_as_a_whole(bundle, call, tmp_
     (out / "notes.txt").write_text("what I found")
     done = call("export", bundle, out, "--to", "onnx", "--force")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert f"Output must hold nothing but what vitrail wrote, got '{out / 'notes.txt'}' in it." in done.stderr
+    assert f"Output must contain only files that vitrail wrote, got '{out / 'notes.txt'}' in it." in done.stderr
     assert files_of(out) == FILES | OWN["torch"] | {"notes.txt"}
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious.txt").write_text("x")

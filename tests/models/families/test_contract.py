@@ -212,7 +212,7 @@ WRONG = [
     ("BiT-R50x1", {"base": 60}, "Base must be a multiple of the 32 groups"),
     ("BiT-R50x1", {"edges": "circular"}, "must not be set for kind bit"),
     ("BiT-R50x1", {"layers": ()}, "Layers must be 1 to 8 integers"),
-    ("BiT-R50x1", {"pool": "gap"}, "Setting must be a known one"),
+    ("BiT-R50x1", {"pool": "gap"}, "Setting must be one of"),
     ("ResNet-Nano", {"strides": (1, 2)}, "Strides must be one for each of the 3 stages"),
     ("ResNet-Nano", {"layers": (0, 1, 1)}, "Layers must be an integer from 1"),
     ("R50+ViT-B/16", {"stem": "vgg"}, "Stem must be one of resnet, light"),

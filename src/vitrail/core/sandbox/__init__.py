@@ -1,1 +1,1 @@
-"""Reading pickles in a process without network."""
+"""Convert untrusted pickles to plain files in a child process without network."""

@@ -1,13 +1,13 @@
-"""The child process of the sandbox, started by `convert_pickle`: lets a reader convert an untrusted pickle.
+"""Child process of the sandbox, started by `convert_pickle`: convert an untrusted pickle to a plain file.
 
-    python -I child.py READER SOURCE TARGET BYTES PLACE...
+    python -I child.py READER SOURCE TARGET BYTES PATH...
 
-A pickle can run code, so it is read by a restricted process: it has no network, cannot start processes, and can use no
-more than BYTES of memory, nor more than a file of SOURCE's size needs. READER is a file of Python with two functions:
-`prepare()` imports what it needs, before the walls are up; `convert(source, target, refuse)` reads SOURCE, writes
-TARGET and returns a report, or calls `refuse` with a reason. PLACEs are the paths of installed packages, because an
-isolated interpreter ignores PYTHONPATH. Nothing of vitrail is imported. Exit code 3 means refused, with the reason on
-stderr; 0 means success, with the report as JSON on stdout.
+A pickle can run code, so this process has no network, cannot start processes, and can use at most BYTES of memory, or
+less if a file of SOURCE's size needs less. READER is a Python file with two functions: `prepare()` imports packages
+before the restrictions apply; `convert(source, target, refuse)` reads SOURCE, writes TARGET and returns a report, or
+calls `refuse` with a reason. PATHs are the folders of installed packages, because an isolated interpreter ignores
+PYTHONPATH. The process imports nothing from vitrail. Exit code 3 means refused, with the reason on stderr; 0 means
+success, with the report as JSON on stdout.
 """
 
 import ctypes
@@ -22,13 +22,13 @@ from typing import Any, NoReturn
 REFUSED = 3
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
-_SPARE = 2**28  # bytes beyond what the content takes
+_SPARE_MEMORY = 2**28  # bytes in addition to the content
 
 
-def main(reader: str, source: Path, target: Path, memory: int, places: list[str]) -> None:
-    """Let the reader convert `source` to `target`, and print its report."""
+def main(reader: str, source: Path, target: Path, memory: int, search_path: list[str]) -> None:
+    """Convert the pickle `source` to the file `target` with the functions of `reader`, and print the report."""
     is_cut = cut_network()
-    sys.path += places
+    sys.path += search_path
     functions = runpy.run_path(reader)
     functions["prepare"]()
     forbid_sockets()
@@ -55,15 +55,18 @@ def forbid_sockets() -> None:
 
 
 def limit(memory: int, size: int) -> None:
-    """Forbid further processes, and limit memory to what is available and to what a file of this size can need: it is
-    read, its content is copied and written, and that is at most four times as large as the file."""
+    """Forbid new processes, and limit the memory of this one.
+
+    The limit is the available memory, or less for a small file: its content is at most four times as large as the file,
+    and is read, copied and written.
+    """
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     try:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:
         used = 0
-    most = used + min(memory, 16 * size + _SPARE)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    maximum = used + min(memory, 16 * size + _SPARE_MEMORY)
+    resource.setrlimit(resource.RLIMIT_AS, (maximum, maximum))
 
 
 def refuse(reason: str) -> NoReturn:

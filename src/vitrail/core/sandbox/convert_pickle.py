@@ -1,4 +1,4 @@
-"""Untrusted pickles: a child process without network (`vitrail.core.sandbox.child`) converts one to a plain file."""
+"""Convert an untrusted pickle in the sandbox: a child process without network (`child.py`)."""
 
 import json
 import os
@@ -11,43 +11,47 @@ from vitrail.core.errors import CorruptFileError, VitrailError
 from vitrail.core.memory import available_memory, check_unpacked_size
 from vitrail.core.sandbox import child
 
-_PATIENCE = 600  # seconds for a pickle
+_TIME_LIMIT = 600  # seconds for a pickle
 
 
 def convert_pickle(reader: Path, source: Path, target: Path, *, plain: str, name: str | Path = "") -> dict[str, Any]:
-    """Convert the pickle `source` to the file `target` by a reader (see `child.py`); returns its report.
+    """Convert the pickle `source` to the file `target` in the sandbox, and return the report of the reader.
 
-    Errors call the file `name`, and say that it is not `plain`, such as "a plain state dict"."""
+    `reader` is a Python file with the functions that `child.py` calls. Raise CorruptFileError if the reader refuses the
+    file; the error calls it `name` and says that it is not `plain`, such as "a plain state dict".
+    """
     name = name or source
     if not os.access(source, os.R_OK):
         raise CorruptFileError(path=name, cause="cannot be read")
     check_unpacked_size(source.stat().st_size, Path(name))
-    words = [str(reader), str(source.absolute()), str(target), str(available_memory()), *_search_path()]
-    # One thread: the child may start no other.
-    alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    arguments = [str(reader), str(source.absolute()), str(target), str(available_memory()), *_search_path()]
+    # The child process must not start threads.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", child.__file__, *words],
+        process = subprocess.run(
+            [sys.executable, "-I", child.__file__, *arguments],
             capture_output=True,
             text=True,
-            timeout=_PATIENCE,
+            timeout=_TIME_LIMIT,
             check=False,
             cwd=target.parent,
             stdin=subprocess.DEVNULL,
-            env=alone,
+            env=environment,
         )
     except subprocess.TimeoutExpired:
-        raise VitrailError(f"{str(name)!r} takes longer than {_PATIENCE} s to read.") from None
-    reason = done.stderr.strip().splitlines()[-1][:300] if done.stderr.strip() else f"exit code {done.returncode}"
-    if done.returncode == child.REFUSED:
+        raise VitrailError(f"{str(name)!r} takes longer than {_TIME_LIMIT} s to read.") from None
+    reason = (
+        process.stderr.strip().splitlines()[-1][:300] if process.stderr.strip() else f"exit code {process.returncode}"
+    )
+    if process.returncode == child.REFUSED:
         raise CorruptFileError(
-            path=name, cause=f"is refused: it is not {plain} ({reason})", advice="Nothing of it was run."
+            path=name, cause=f"is refused: it is not {plain} ({reason})", advice="No code in it was run."
         )
-    if done.returncode:  # not the file's fault, perhaps: a full disk, or no memory
-        raise VitrailError(f"{str(name)!r} cannot be read: the process that did ended early ({reason}).")
-    return json.loads(done.stdout)
+    if process.returncode:  # perhaps a full disk or lack of memory, so the file is not called corrupt
+        raise VitrailError(f"{str(name)!r} cannot be read: the process that reads it ended early ({reason}).")
+    return json.loads(process.stdout)
 
 
 def _search_path() -> list[str]:
-    """Paths where the child process finds packages: an isolated interpreter ignores PYTHONPATH."""
-    return [place for place in sys.path if place and Path(place).is_dir()]
+    """Return the folders where the child process finds packages: an isolated interpreter ignores PYTHONPATH."""
+    return [folder for folder in sys.path if folder and Path(folder).is_dir()]
