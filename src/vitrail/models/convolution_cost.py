@@ -1,40 +1,40 @@
-"""Counting parameters and multiply-accumulates of convolutional networks, layer by layer."""
+"""Counting the parameters and multiply-accumulates of convolutional networks, layer by layer."""
 
 from vitrail.core.settings import Pair
 
 
-class Tally:
-    """Cost of the layers counted so far, and the size of their output."""
+class CostCounter:
+    """Counts the parameters and MACs of the layers added so far, and the channels and size of their output."""
 
-    def __init__(self, channels: int, side: Pair) -> None:
-        self.channels, self.side = channels, side
+    def __init__(self, channels: int, size: Pair) -> None:
+        self.channels, self.size = channels, size
         self.parameters = self.macs = 0
 
-    def shrink(self, stride: int) -> None:
-        """Apply a stride with `same` padding: sizes are rounded up."""
-        self.side = (-(-self.side[0] // stride), -(-self.side[1] // stride))
+    def apply_stride(self, stride: int) -> None:
+        """Divide the size of the feature map by a stride with `same` padding: sizes are rounded up."""
+        self.size = (-(-self.size[0] // stride), -(-self.size[1] // stride))
 
-    def convolve(self, outputs: int, kernel: int, stride: int = 1) -> None:
-        """Count a square convolution without bias."""
-        self.shrink(stride)
+    def add_convolution(self, outputs: int, kernel: int, stride: int = 1) -> None:
+        """Count a convolution with a square kernel and without bias."""
+        self.apply_stride(stride)
         weights = kernel * kernel * self.channels * outputs
         self.parameters += weights
-        self.macs += weights * self.side[0] * self.side[1]
+        self.macs += weights * self.size[0] * self.size[1]
         self.channels = outputs
 
-    def norm(self) -> None:
+    def add_norm(self) -> None:
         """Count a scale and a shift for each channel."""
         self.parameters += 2 * self.channels
 
-    def shortcut(self, outputs: int, stride: int, *, norm: bool) -> None:
+    def add_shortcut(self, outputs: int, stride: int, *, norm: bool) -> None:
         """Count a 1x1 convolution on the shortcut; the size stays that of the main branch."""
-        channels, side = self.channels, self.side
-        self.convolve(outputs, kernel=1, stride=stride)
+        channels, size = self.channels, self.size
+        self.add_convolution(outputs, kernel=1, stride=stride)
         if norm:
-            self.norm()
-        self.channels, self.side = channels, side
+            self.add_norm()
+        self.channels, self.size = channels, size
 
-    def bottlenecks(self, base: int, layers: tuple[int, ...], *, pre_activation: bool) -> None:
+    def add_bottlenecks(self, base: int, layers: tuple[int, ...], *, pre_activation: bool) -> None:
         """Count stages of bottleneck units (1x1, 3x3, 1x1, four times wider outside), each after the first at half the
         size.
 
@@ -46,13 +46,13 @@ class Tally:
             for unit in range(units):
                 stride = 2 if stage > 0 and unit == 0 else 1
                 if pre_activation:
-                    self.norm()
+                    self.add_norm()
                 if unit == 0:
-                    self.shortcut(4 * middle, stride, norm=not pre_activation)
-                self.convolve(middle, kernel=1)
-                self.norm()
-                self.convolve(middle, kernel=3, stride=stride)
-                self.norm()
-                self.convolve(4 * middle, kernel=1)
+                    self.add_shortcut(4 * middle, stride, norm=not pre_activation)
+                self.add_convolution(middle, kernel=1)
+                self.add_norm()
+                self.add_convolution(middle, kernel=3, stride=stride)
+                self.add_norm()
+                self.add_convolution(4 * middle, kernel=1)
                 if not pre_activation:
-                    self.norm()
+                    self.add_norm()

@@ -9,7 +9,7 @@ from vitrail.models.config import ModelConfig
 
 
 def build(config: ModelConfig) -> AnyModel:
-    """A newly initialised model of this configuration."""
+    """Create an initialised model of this configuration. Raise an error if its weights do not fit into memory."""
     if torch.get_default_device().type != "meta":
         check_allocation(4 * config.parameters, f"Model {config.name or config.family}")
     return load_object(config.model)(config)

@@ -1,4 +1,4 @@
-"""Where and how a model runs: its device, the memory format of its kernels, and evaluation mode."""
+"""The device of a model, the memory format of its kernels, and evaluation mode."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ from vitrail.core.terminal import say
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device of this name; `auto` is the accelerator that torch finds (CUDA, XPU, MPS, ...), or the CPU.
+    """Return the device of this name; `auto` is the accelerator of this machine (CUDA, XPU, MPS, ...), or the CPU.
     Raise `UsageError` for a device that this machine does not have."""
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
@@ -30,7 +30,7 @@ def find_device(name: str) -> torch.device:
 
 
 def choose_device(name: str) -> torch.device:
-    """`find_device`, with a note on stderr unless it is the CPU."""
+    """Return `find_device(name)`, and print a note on stderr unless it is the CPU."""
     device = find_device(name)
     if device.type != "cpu":
         _say_device(str(device))
@@ -44,14 +44,14 @@ def _say_device(device: str) -> None:
 
 
 def describe_use(device: object) -> str:
-    """The text of the note about a device that is not the CPU."""
+    """Return the text of the note about a device that is not the CPU."""
     return f"computing on device {device}; --device cpu computes on the CPU"
 
 
 @torch.no_grad()
 def use_channels_last(model: nn.Module) -> None:
-    """Store the kernels of convolutions with the channels last: about 1.5x faster for small kernels on CPU. Values stay
-    the same."""
+    """Store the kernels of convolutions with the channels last, in place: about 1.5x faster for small kernels on CPU.
+    Values stay the same."""
     for parameter in model.parameters():
         if parameter.ndim == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
@@ -59,7 +59,7 @@ def use_channels_last(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Generator[None]:
-    """Context manager: the model in evaluation mode. On exit, every module returns to its previous mode."""
+    """Context manager that sets the model to evaluation mode. On exit, every module returns to its previous mode."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

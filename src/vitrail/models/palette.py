@@ -1,4 +1,4 @@
-"""Palettes: pixels as one of P colours, for models that predict the colours of pixels.
+"""Palettes: pixels rounded to one of P colours, for models whose tokens are pixels.
 
 Shapes: B images, N pixels in raster order, C channels, P colours, M pixels of many images. Colours are in preprocessed
 units.
@@ -13,11 +13,11 @@ from torch import Tensor
 from vitrail.core import rng
 from vitrail.core.settings import Pair
 
-_ROUNDS = 25  # of k-means
+_KMEANS_ITERATIONS = 25
 
 
 def nearest_colours(images_BCHW: Tensor, palette_PC: Tensor) -> Tensor:
-    """Index of the nearest palette colour of every pixel (B, N)."""
+    """Return the index of the nearest palette colour of every pixel (B, N)."""
     pixels_BNC = images_BCHW.flatten(2).transpose(1, 2).float()
     palette_PC = palette_PC.float()
     # In full precision even under autocast: a rounded distance selects another token.
@@ -28,17 +28,17 @@ def nearest_colours(images_BCHW: Tensor, palette_PC: Tensor) -> Tensor:
 
 
 def paint(colours_BN: Tensor, palette_PC: Tensor, resolution: Pair) -> Tensor:
-    """The inverse of `nearest_colours`: preprocessed images (B, C, H, W) from palette indices."""
+    """Return preprocessed images (B, C, H, W) from palette indices: the inverse of `nearest_colours`."""
     return palette_PC[colours_BN].movedim(-1, 1).unflatten(2, resolution)
 
 
 def cluster(pixels_MC: Tensor, colours: int, seed: int) -> Tensor:
-    """Centres (P, C) of `colours` clusters of pixels by k-means, from dark to bright."""
-    # Distinct colours first: an image's flat background would otherwise fill the palette with copies of one.
+    """Return the centres (P, C) of `colours` clusters of pixels by k-means, from dark to bright."""
+    # Start from distinct colours: the flat background of an image would fill the palette with copies of one colour.
     distinct = torch.unique(pixels_MC, dim=0)
     order = rng.permutation(len(distinct), seed, stream="palette start")
     centres = distinct[torch.from_numpy(order[np.arange(colours) % len(order)])].clone()
-    for _ in range(_ROUNDS):
+    for _ in range(_KMEANS_ITERATIONS):
         nearest = (centres.square().sum(1) - 2 * pixels_MC @ centres.T).argmin(1)
         sums = torch.zeros_like(centres).index_add_(0, nearest, pixels_MC)
         counts = torch.bincount(nearest, minlength=colours)[:, None]

@@ -13,20 +13,21 @@ class Role(NamedTuple):
     """Whether weight decay applies: yes for matrices and kernels, no for biases, norms, scales, tokens and
     positions."""
     is_matrix: bool
-    """Whether it is a matrix of a block, which Muon updates."""
+    """Whether the parameter is a matrix of a block, which Muon updates."""
     layer: int
-    """0 for the embedding, l for block l - 1, depth + 1 for modules after the last block."""
+    """Position for layer-wise learning rates: 0 for the embedding, l for block l - 1, depth + 1 for modules after the
+    last block."""
     parts: int
-    """Number of matrices stacked in it: 3 for queries, keys and values."""
+    """Number of matrices stacked in the parameter: 3 for queries, keys and values."""
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies to a parameter of this name."""
+    """Return whether weight decay applies to a parameter of this name."""
     return parameter.ndim >= 2 and name.rpartition(".")[2].startswith("weight")
 
 
 def has_ordered_blocks(names: Iterable[str]) -> bool:
-    """Whether layer-wise learning rates apply: the parameters belong to one sequence of blocks. Names are those of a
-    model, or of an objective with the model as `model`."""
+    """Return whether layer-wise learning rates apply, because the parameters belong to one sequence of blocks. `names`
+    are parameter names of a model, or of an objective that has the model as `model`."""
     names = [name.removeprefix("model.") for name in names]
     return any(name.startswith("blocks.0.") for name in names) and not any("stages." in name for name in names)

@@ -24,7 +24,7 @@ class Surgery(Generic[M]):
 
     def permute_input_weights(self, order: Tensor) -> bool:
         """Permute input weights so that the model gives the same logits on images whose pixels are permuted by `order`
-        (H * W). Return False, and change nothing, if the architecture cannot."""
+        (H * W). Return False, and change nothing, if the architecture does not allow it."""
         return False
 
     def with_mean_pooling(self) -> tuple[M, str | None]:

@@ -1,7 +1,7 @@
-"""The model families: one folder each, and one line here.
+"""The registry of model families. Each family has a folder of this package and a line below.
 
-A line names the family's configuration, which names its module (`model`), its sizes (`sizes`) and its tensor names in
-other libraries (`weights`).
+A line names the family's configuration class, which names its module (`model`), its sizes (`sizes`) and its tensor
+names in other libraries (`weights`).
 """
 
 from typing import TYPE_CHECKING

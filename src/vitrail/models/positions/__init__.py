@@ -1,6 +1,6 @@
 """Position embeddings of the ViT: one file each, and one line here.
 
-A file has one class, with the rules and costs of a position embedding and what it computes. Rules and costs need no
+A file has one class with the rules, the costs and the computation of a position embedding. Rules and costs need no
 torch, so that `vitrail info` stays fast: methods that compute import it themselves.
 """
 

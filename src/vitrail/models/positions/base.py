@@ -37,16 +37,16 @@ class Position:
     width_multiple: ClassVar[int] = 1
     """The width must be a multiple of this."""
     only_adds: ClassVar[bool] = False
-    """Whether a table is added to the tokens, if anything, and attention is as without positions."""
+    """Whether positions at most add a table to the tokens, and leave attention unchanged."""
     origin: ClassVar[Literal["learned", "factored", "fixed"]] = "fixed"
-    """Origin of its table: learned, learned as a row part and a column part, or fixed."""
+    """Origin of the table: learned, learned as a row part and a column part, or fixed."""
     learned: ClassVar[tuple[str, ...]] = ()
     """Name endings of the parameters whose shape depends on the grid."""
 
     config: "ViTConfig"
 
     def check(self) -> None:
-        """Refuse a configuration that this position embedding does not support."""
+        """Raise `UsageError` for a configuration that this position embedding does not support."""
         if self.config.width % self.width_multiple:
             raise UsageError(
                 f"Width must be a multiple of {self.width_multiple} for position {self.config.position},"
@@ -74,36 +74,36 @@ class Position:
         """Register the parameters in the model or its blocks."""
 
     def init_weights(self, model: "ViT") -> None:
-        """Initialise them."""
+        """Initialise the parameters of `add_parameters`."""
 
     def tables(self) -> "dict[str, Tensor]":
-        """Fixed tables, by their attribute names in the model."""
+        """Return the fixed tables, by their attribute names in the model."""
         return {}
 
     def added(self, model: "ViT", layer: int) -> "Tensor | None":
-        """What is added to the tokens (T, D) before `layer`."""
+        """Return the table (T, D) that is added to the tokens before `layer`; None if nothing is added."""
         return None
 
     def rotation(self, model: "ViT") -> "Tensor | None":
-        """Cosines and sines (2, T, K/2) of the rotation of queries and keys."""
+        """Return the cosines and sines (2, T, K/2) that rotate queries and keys; None without rotation."""
         return None
 
     def bias(self, model: "ViT", layer: int) -> "Tensor | None":
-        """What is added to the attention logits of `layer`, (H, T, T)."""
+        """Return the bias (H, T, T) that is added to the attention logits of `layer`; None if nothing is added."""
         return None
 
     def permute_patches(self, model: "ViT", order_N: "Tensor") -> bool:
-        """Permute parameters for patches that are permuted by `order_N`. Return False, and change nothing, if this type
-        of position cannot."""
+        """Permute the parameters in place for patches that are permuted by `order_N`. Return False, and change nothing,
+        if this type of position cannot be permuted."""
         return False
 
     def without_class(self, tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
-        """The parameters of a model, by name, without the position of [CLS]."""
+        """Return the state dict `tensors` without the position of [CLS]."""
         return dict(tensors)
 
     def check_resize(self, new: "ViTConfig") -> None:
-        """Refuse a grid to which the parameters cannot be resized."""
+        """Raise `UsageError` for a grid to which the parameters cannot be resized."""
 
     def resized(self, name: str, table: "Tensor", new: "ViTConfig") -> "Tensor":
-        """One of the `learned` parameters, resized to the grid of another configuration."""
+        """Return one of the `learned` parameters, resized to the grid of the configuration `new`."""
         raise NotImplementedError

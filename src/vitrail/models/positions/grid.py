@@ -15,36 +15,36 @@ _SINCOS_BASE = 10_000.0
 
 
 def with_prefix(class_row: Tensor, grid: Tensor, config: ViTConfig) -> Tensor:
-    """A table for all tokens (T, D), with zeros for registers and for a [CLS] without a position."""
-    nowhere = grid.new_zeros(config.tokens - len(class_row) - len(grid), config.width)
-    return torch.cat([class_row, nowhere, grid])
+    """Return a table for all tokens (T, D), with zeros for registers and for a [CLS] without a position."""
+    zero_rows = grid.new_zeros(config.tokens - len(class_row) - len(grid), config.width)
+    return torch.cat([class_row, zero_rows, grid])
 
 
 def sinusoids(positions: Tensor, width: int) -> Tensor:
-    """Sinusoids of `width / 2` wavelengths for each position: (len(positions), width), sines first."""
+    """Return sinusoids of `width / 2` wavelengths for each position: (len(positions), width), sines first."""
     octaves = torch.arange(width // 2, dtype=torch.float64, device="cpu") / (width // 2)
     angles = positions.double()[:, None] * _SINCOS_BASE**-octaves
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 def grid_coordinates(grid: Pair) -> tuple[Tensor, Tensor]:
-    """Row and column of every patch in raster order, each (N,)."""
+    """Return the row and the column of every patch in raster order, each (N,)."""
     index = torch.arange(grid[0] * grid[1], device="cpu")
     return index // grid[1], index % grid[1]
 
 
 def offsets(side: int) -> Tensor:
-    """All offsets between two of `side` positions, in increasing order."""
+    """Return all offsets between two of `side` positions, in increasing order: (2 * side - 1,)."""
     return torch.arange(1 - side, side, device="cpu")
 
 
 def by_offset(values: Tensor) -> Tensor:
-    """A value for each of `offsets(side)` as a table (side, side): entry [i, j] is the value of i - j."""
+    """Return a table (side, side) from a value for each of `offsets(side)`: entry [i, j] is the value of i - j."""
     return values.unfold(0, (len(values) + 1) // 2, 1).flip(1)
 
 
 def resize_grid(table_hwD: Tensor, grid: Pair, rule: ResizeRule) -> Tensor:
-    """A learned table on another grid: (h, w, D) -> (h', w', D), by the arithmetic of the library that `rule` names.
+    """Interpolate a learned table to another grid: (h, w, D) -> (h', w', D), as the library `rule` does.
 
     The four results differ by several per cent, so a checkpoint gives other logits under another rule.
     """

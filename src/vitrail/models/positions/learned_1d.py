@@ -1,4 +1,4 @@
-"""One learned row for each patch in raster order, and one for [CLS]: the paper's choice."""
+"""Learned positions as in the ViT paper: a row for each patch in raster order, and a row for [CLS]."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Learned1D(Position):
-    """`pos_embed`: a row for [CLS], then one for each patch in raster order, (tables, rows, D)."""
+    """Parameter `pos_embed` (tables, rows, D): a row for [CLS], then a row for each patch in raster order."""
 
     only_adds = True
     origin, learned = "learned", ("pos_embed",)
@@ -37,10 +37,10 @@ class Learned1D(Position):
         from vitrail.models.positions.grid import with_prefix
 
         c = self.config
-        own = model.get_parameter("pos_embed")[layer if c.placement == "every" else 0]
-        if len(own) == c.tokens:
-            return own
-        return with_prefix(own[: c.positioned_class], own[c.positioned_class :], c)
+        table = model.get_parameter("pos_embed")[layer if c.placement == "every" else 0]
+        if len(table) == c.tokens:
+            return table
+        return with_prefix(table[: c.positioned_class], table[c.positioned_class :], c)
 
     def permute_patches(self, model: "ViT", order_N: "Tensor") -> bool:
         import torch
@@ -58,7 +58,7 @@ class Learned1D(Position):
 
         from vitrail.models.positions.grid import resize_grid
 
-        first = self.config.positioned_class
-        class_row, grid = table[:, :first], table[:, first:]
+        class_rows = self.config.positioned_class
+        class_row, grid = table[:, :class_rows], table[:, class_rows:]
         planes = [resize_grid(plane.unflatten(0, self.config.grid), new.grid, new.resize_rule) for plane in grid]
         return torch.cat([class_row, torch.stack([plane.flatten(0, 1) for plane in planes])], dim=1)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Learned2D(Position):
-    """`pos_embed_row` and `pos_embed_column`: half of the features each; `pos_embed_cls` for [CLS]."""
+    """Parameters `pos_embed_row` and `pos_embed_column`, half of the features each, and `pos_embed_cls` for [CLS]."""
 
     only_adds = True
     width_multiple = 2

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class NoPosition(Position):
-    """Tokens are a set: their order does not matter."""
+    """No position embedding: the model does not depend on the order of the patches."""
 
     only_adds = True
     placements = ("once",)

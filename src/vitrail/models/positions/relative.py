@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Relative(Position):
-    """`relative_bias`: a number for each head and offset, (H, offsets), of the model or of each block.
+    """Parameter `relative_bias` (H, offsets) of the model or of each block: a number for each head and offset.
 
-    A learned bias needs a gradient, for which the CPU has no fused kernel: relative positions train slower.
+    Training is slower than with other positions: on CPU no fused kernel computes the gradient of a bias.
     """
 
     placements = ("every", "shared")
@@ -74,7 +74,7 @@ class Relative(Position):
         return [model] if self.config.placement == "shared" else list(model.blocks)
 
     def _index(self) -> "Tensor":
-        """For each pair of tokens (T, T), the index of its entry in the learned table.
+        """Return the index in the learned table for each pair of tokens (T, T).
 
         Patches share an entry when they have the same offset (modulo the grid with `wrap`); the last three entries are
         for patch to prefix, prefix to patch and prefix to prefix.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from vitrail.models.families.vit.model import ViT
 
-# Grids are tens of patches wide, not thousands of words long: the base that RoPE for ViT uses.
+# The base of RoPE for ViT: grids are tens of patches wide, whereas texts are thousands of words long.
 _BASE = 100.0
 
 

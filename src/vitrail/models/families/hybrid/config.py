@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from vitrail.core.errors import UsageError
 from vitrail.core.settings import Bounds, check_integer
-from vitrail.models.convolution_cost import Tally
+from vitrail.models.convolution_cost import CostCounter
 from vitrail.models.families.vit.config import ViTConfig
 
 
@@ -31,13 +31,13 @@ class HybridConfig(ViTConfig):
     """ResNet: channels after its first convolution."""
 
     def wider(self, factor: float) -> dict[str, Any]:
-        """The stem's channels, too."""
+        """Return the settings that multiply the width and the channels of the stem by `factor`."""
         return {**super().wider(factor), "stem_layers": [round(channels * factor) for channels in self.stem_layers]}
 
     @property
     def canvas(self) -> tuple[int, int, int]:
-        tally = self._stem_tally
-        return tally.channels, *tally.side
+        counter = self._stem_cost
+        return counter.channels, *counter.size
 
     @property
     def canvas_scale(self) -> int:
@@ -45,25 +45,25 @@ class HybridConfig(ViTConfig):
 
     @property
     def _embed_parameters(self) -> int:
-        return self._stem_tally.parameters + super()._embed_parameters
+        return self._stem_cost.parameters + super()._embed_parameters
 
     @property
     def _embed_macs(self) -> int:
-        return self._stem_tally.macs + super()._embed_macs
+        return self._stem_cost.macs + super()._embed_macs
 
     @property
-    def _stem_tally(self) -> Tally:
-        tally = Tally(self.channels, self.resolution)
+    def _stem_cost(self) -> CostCounter:
+        counter = CostCounter(self.channels, self.resolution)
         if self.stem == "resnet":
-            tally.convolve(self.stem_base, kernel=7, stride=2)
-            tally.norm()
-            tally.shrink(2)  # max pooling
-            tally.bottlenecks(self.stem_base, self.stem_layers, pre_activation=False)
+            counter.add_convolution(self.stem_base, kernel=7, stride=2)
+            counter.add_norm()
+            counter.apply_stride(2)  # max pooling
+            counter.add_bottlenecks(self.stem_base, self.stem_layers, pre_activation=False)
         else:
             for channels, stride in zip(self.stem_layers, self.stem_strides, strict=True):
-                tally.convolve(channels, kernel=3, stride=stride)
-                tally.norm()
-        return tally
+                counter.add_convolution(channels, kernel=3, stride=stride)
+                counter.add_norm()
+        return counter
 
     def _check_grid(self) -> None:
         self._check_stem()
@@ -74,10 +74,10 @@ class HybridConfig(ViTConfig):
             numbers = getattr(self, name)
             if not isinstance(numbers, list | tuple) or len(numbers) > 8:
                 raise UsageError(f"Stem layers and strides must be up to 8 integers, got {numbers!r}.")
-            # Units of a ResNet's stage are as few as ResNetConfig's; the others are channels and strides.
+            # The units in a stage have the limit of ResNetConfig; all other numbers are channels or strides.
             high = 200 if name == "stem_layers" and self.stem == "resnet" else 4096
-            whole = tuple(check_integer(name, number, low=1, high=high) for number in numbers)
-            object.__setattr__(self, name, whole)
+            integers = tuple(check_integer(name, number, low=1, high=high) for number in numbers)
+            object.__setattr__(self, name, integers)
         if self.stem == "resnet" and self.stem_base % 32:
             raise UsageError(f"Stem base must be a multiple of the 32 groups of GroupNorm, got {self.stem_base}.")
         if self.stem == "resnet" and self.stem_strides:

@@ -1,6 +1,6 @@
 """The hybrid: a Transformer on the feature map of a convolutional stem.
 
-Everything after the stem is `vit.py`; the difference between the two files is the inductive bias.
+The stem adds the inductive bias of convolutions. Everything after the stem is `families/vit/model.py`.
 """
 
 from typing import cast
@@ -35,11 +35,13 @@ class LightStem(nn.Sequential):
     """A few 3x3 convolutions instead of the patch projection ("Early Convolutions", arXiv 2106.14881)."""
 
     def __init__(self, config: HybridConfig) -> None:
-        inputs = (config.channels, *config.stem_layers)
+        channels = (config.channels, *config.stem_layers)
         super().__init__(
             *(
-                ConvNormReLU(before, after, stride)
-                for before, after, stride in zip(inputs, config.stem_layers, config.stem_strides, strict=False)
+                ConvNormReLU(channels_in, channels_out, stride)
+                for channels_in, channels_out, stride in zip(
+                    channels, config.stem_layers, config.stem_strides, strict=False
+                )
             )
         )
 
@@ -64,14 +66,14 @@ class HybridEmbed(PatchEmbed):
 class Hybrid(ViT):
     """A Vision Transformer on the feature map of a convolutional stem."""
 
-    projection = ""  # its patches are of features, not of pixels
+    projection = ""  # the patches have features of the stem, not pixels
 
     def make_patch_embed(self) -> PatchEmbed:
         return HybridEmbed(cast(HybridConfig, self.config))
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """The ViT as in `vit.py`; convolutions by flax's default; each ResNet unit starts as the identity of its
+        """Initialise the ViT as `ViT` does, and convolutions by flax's default. Each ResNet unit starts as its
         shortcut."""
         super().init_weights()
         for module in self.patch_embed.modules():

@@ -1,4 +1,5 @@
-"""Sizes of the hybrid: those of the paper and of AugReg (arXiv 2106.10270), presets for small images, timm's names."""
+"""Sizes of the hybrid: the sizes of the paper and of AugReg (arXiv 2106.10270), presets for small images, timm's
+names."""
 
 from vitrail.models.families.hybrid.config import HybridConfig
 from vitrail.models.families.vit.config import ViTConfig
@@ -15,7 +16,7 @@ _PUBLISHED = {
     "R50+ViT-L/32": ((3, 4, 6, 3), 1, "L"),
 }
 
-# timm's name without the resolution, and the resolutions for which it has one.
+# timm's name without the resolution, and the resolutions for which timm has a model.
 _TIMM = {
     "R+ViT-Ti/16": ("vit_tiny_r_s16_p8", (224, 384)),
     "R26+ViT-S/32": ("vit_small_r26_s32", (224, 384)),
@@ -33,7 +34,8 @@ def _published(name: str, layers: tuple[int, ...], patch: int, size: str) -> Hyb
 
 
 def _small(name: str, vit: ViTConfig, layers: tuple[int, ...], strides: tuple[int, ...]) -> HybridConfig:
-    """The early-convolutions rule: the stem costs about one block, so one block goes. Same grid as that ViT's."""
+    """Return a preset with the grid of the preset `vit`. The stem costs about as much as one block, so the hybrid has
+    one block less, as in "Early Convolutions"."""
     return HybridConfig(
         name=name, classes=10, channels=vit.channels, resolution=vit.resolution, patch=(1, 1), width=vit.width,
         depth=vit.depth - 1, heads=vit.heads, mlp=vit.mlp, stem="light", stem_layers=layers, stem_strides=strides,

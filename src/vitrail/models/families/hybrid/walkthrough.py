@@ -1,4 +1,4 @@
-"""The walkthrough of the hybrid: that of the ViT, on patches of a feature map."""
+"""The walkthrough of the hybrid: the walkthrough of the ViT, on patches of a feature map."""
 
 from vitrail.core.message_files import load_messages
 from vitrail.models.activations import Activations
@@ -7,7 +7,7 @@ from vitrail.models.walkthrough import WalkthroughStep
 
 
 class HybridWalkthrough(ViTWalkthrough):
-    """A ViT whose patches are features of the stem."""
+    """The steps of a ViT whose patches have features of the stem instead of pixels."""
 
     messages = ViTWalkthrough.messages | load_messages(__file__)
 

@@ -1,4 +1,4 @@
-"""Tensor names of the hybrid in other libraries: those of the ViT, and the stem's."""
+"""Tensor names of the hybrid in other libraries: the names of the ViT, and the names of the stem."""
 
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -62,8 +62,8 @@ def _google_entries(config: HybridConfig, names: Collection[str] | None) -> Iter
 
 
 def _google_stem_entry(ours: str, prefix: str) -> Entry:
-    _, _, place, *rest = ours.split(".")
-    if place == "stem":
+    _, _, module, *rest = ours.split(".")
+    if module == "stem":
         part, leaf = rest
         at = f"{prefix}conv_root" if part == "conv" else f"{prefix}gn_root"
     else:

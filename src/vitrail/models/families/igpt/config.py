@@ -11,7 +11,7 @@ from vitrail.models.config import ModelConfig, Output, Table
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IGPTConfig(ModelConfig):
-    """Every pixel is a token: its colour, rounded to a palette, in raster order."""
+    """An iGPT. Every pixel is a token: its colour, rounded to a palette, in raster order."""
 
     family: ClassVar[str] = "igpt"
     model: ClassVar[str] = "vitrail.models.families.igpt.model:IGPT"
@@ -31,11 +31,11 @@ class IGPTConfig(ModelConfig):
     mlp: Annotated[int, Bounds(1, 1_048_576)] = 2048
     """Width of the hidden layer of the MLP in each block."""
     causal: bool = True
-    """Whether a pixel attends only to itself and earlier ones."""
+    """Whether a pixel attends only to itself and earlier pixels."""
     output: Literal["pixels", "classes"] = "pixels"
-    """What the head predicts: each pixel's colour from the earlier ones, or the class from the mean of all tokens."""
+    """Prediction of the head: each pixel's colour from the earlier pixels, or the class from the mean of all tokens."""
     bias: bool = False
-    """Whether linear layers have a bias; Hugging Face's port has them, the published code does not."""
+    """Whether linear layers have a bias, as in Hugging Face's port; the published code has none."""
     norm_epsilon: Annotated[float, Bounds(0, below=1)] = 1e-5
     """Added to the mean square in the norm."""
     dropout: Annotated[float, Bounds(0, below=1)] = 0.0
@@ -50,11 +50,11 @@ class IGPTConfig(ModelConfig):
             )
         if self.output == "pixels" and not self.causal:
             raise UsageError(
-                "Causal must be true for output pixels: otherwise a pixel attends to itself and has nothing to predict."
+                "Causal must be true for output pixels: otherwise a pixel could attend to the colour that it predicts."
             )
         if self.output == "pixels" and self.classes != self.palette:
             raise UsageError(
-                f"Classes must be the palette's {self.palette} colours where pixels are predicted, got {self.classes}."
+                f"Classes must be the palette's {self.palette} colours for output pixels, got {self.classes}."
                 " Set output to classes for labels."
             )
         self._check_tables()
@@ -63,15 +63,16 @@ class IGPTConfig(ModelConfig):
     def predicts(self) -> Output:
         return "pixels" if self.output == "pixels" else super().predicts
 
-    def predicting(self, what: Output) -> Self:
-        if what == "pixels":
+    def predicting(self, output: Output) -> Self:
+        if output == "pixels":
             return self.replace(output="pixels", causal=True, classes=self.palette)
         return self.replace(output="classes")
 
     def for_data(
         self, *, classes: int, channels: int, resolution: Pair | None, settings: Mapping[str, Any] | None = None
     ) -> Self:
-        """The model's resolution is kept: every pixel is a token, so a larger one would be expensive."""
+        """Return the configuration for a data set, at the same resolution: every pixel is a token, so a larger
+        resolution would be expensive."""
         classes = self.palette if self.predicts == "pixels" else classes
         return super().for_data(classes=classes, channels=channels, resolution=None, settings=settings)
 
@@ -82,7 +83,7 @@ class IGPTConfig(ModelConfig):
 
     @property
     def patch(self) -> Pair:
-        """A token is a pixel."""
+        """Height and width of a token: one pixel."""
         return (1, 1)
 
     @property

@@ -1,4 +1,4 @@
-"""The Transformer on pixels (iGPT, Chen et al. 2020): every pixel is a token, its colour one of a palette.
+"""The Transformer on pixels (iGPT, Chen et al. 2020): every pixel is a token, rounded to a colour of a palette.
 
 Shapes: B images, N pixels in raster order, D width, P colours, K classes.
 
@@ -24,8 +24,8 @@ from vitrail.models.layers import MLP, Attention, drop
 from vitrail.models.palette import cluster, nearest_colours
 from vitrail.models.positions.grid import resize_grid
 
-# Images from which the palette is computed, and pixels of them.
-_IMAGES, _PIXELS = 512, 65_536
+# Images from which the palette is computed, and pixels sampled from them.
+_PALETTE_IMAGES, _PALETTE_PIXELS = 512, 65_536
 
 
 class PixelBlock(nn.Module):
@@ -44,12 +44,12 @@ class PixelBlock(nn.Module):
         return z_BND + self.mlp(self.norm2(z_BND))
 
     def steps(self, z_BND: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-        """Every step of this layer by its name (see `Activations.steps`)."""
+        """Compute every step of this layer, by its name in `Activations.steps`."""
         norm1_BND = self.norm1(z_BND)
-        attended = self.attn.steps(norm1_BND, bias=mask)
-        middle_BND = z_BND + attended["msa"]
+        attention = self.attn.steps(norm1_BND, bias=mask)
+        middle_BND = z_BND + attention["msa"]
         norm2_BND = self.norm2(middle_BND)
-        return {"norm1": norm1_BND, **attended, "middle": middle_BND, "norm2": norm2_BND, **self.mlp.steps(norm2_BND)}
+        return {"norm1": norm1_BND, **attention, "middle": middle_BND, "norm2": norm2_BND, **self.mlp.steps(norm2_BND)}
 
 
 class IGPT(Model[IGPTConfig]):
@@ -64,12 +64,12 @@ class IGPT(Model[IGPTConfig]):
     def __init__(self, config: IGPTConfig) -> None:
         super().__init__(config)
         c = config
-        self.colour_embed = nn.Embedding(c.palette + (c.output == "pixels"), c.width)  # the last is the start token
+        self.colour_embed = nn.Embedding(c.palette + (c.output == "pixels"), c.width)  # the last row is the start token
         self.pos_embed = nn.Parameter(torch.zeros(1, c.tokens, c.width))
         self.blocks = cast(list[PixelBlock], nn.ModuleList(PixelBlock(c) for _ in range(c.depth)))
         self.norm = nn.RMSNorm(c.width, eps=c.norm_epsilon)
         self.head = self.make_head(c.width, bias=c.output == "classes")
-        # Colours in preprocessed units; the training engine replaces them by clusters of the data's own.
+        # Colours in preprocessed units; `prepare` replaces them with cluster centres of the training images.
         self.register_buffer("palette", torch.zeros(c.palette, c.channels))
         self.initialise()
         self.fill_tables()
@@ -107,10 +107,10 @@ class IGPT(Model[IGPTConfig]):
     @torch.no_grad()
     def prepare(self, read: Callable[[int], Tensor], seed: int) -> None:
         """Compute the palette: cluster centres of the training images' pixels (section 3.1 of the paper)."""
-        images = read(_IMAGES)
+        images = read(_PALETTE_IMAGES)
         pixels = images.movedim(1, -1).reshape(-1, self.config.channels)
-        some = rng.permutation(len(pixels), seed, stream="palette pixels")[:_PIXELS]
-        self.palette.copy_(cluster(pixels[torch.from_numpy(some)], self.config.palette, seed))
+        sample = rng.permutation(len(pixels), seed, stream="palette pixels")[:_PALETTE_PIXELS]
+        self.palette.copy_(cluster(pixels[torch.from_numpy(sample)], self.config.palette, seed))
 
     def normalise_layer(self, output: Tensor) -> Tensor:
         return self.norm(output)
@@ -119,7 +119,7 @@ class IGPT(Model[IGPTConfig]):
     def replace_head(self, classes: int, *, embedding: int = 0) -> None:
         if self.config.output == "pixels":
             self.config = self.config.replace(output="classes", classes=classes)
-            # It read each pixel one position later, after a start token: its learned positions move along.
+            # With a start token, each pixel was read one position later, so the learned positions shift by one.
             colours, positions = self.colour_embed.weight, self.pos_embed
             self.colour_embed = nn.Embedding.from_pretrained(colours[:-1].clone(), freeze=not colours.requires_grad)
             shifted = torch.cat([positions[:, 1:], positions[:, -1:]], dim=1)
@@ -128,7 +128,7 @@ class IGPT(Model[IGPTConfig]):
 
     @torch.no_grad()
     def resize(self, resolution: int | Pair) -> "IGPT":
-        """A copy for another resolution; learned positions are interpolated corner to corner."""
+        """Return a copy for another resolution; learned positions are interpolated corner to corner."""
         new = self.config.replace(resolution=resolution)
         tensors = {name: tensor.clone() for name, tensor in self.state_dict().items()}
         table_hwD = self.pos_embed[0].unflatten(0, self.config.grid)
@@ -137,7 +137,7 @@ class IGPT(Model[IGPTConfig]):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """The published code's normals (image-gpt, src/model.py); the head starts at zero as in the other families."""
+        """Initialise by the published code's normals (image-gpt, src/model.py), and the head with zeros."""
         width, depth = self.config.width, self.config.depth
         nn.init.normal_(self.colour_embed.weight, std=0.02)
         nn.init.normal_(self.pos_embed, std=0.01)
@@ -152,21 +152,21 @@ class IGPT(Model[IGPTConfig]):
                 if linear.bias is not None:
                     nn.init.zeros_(linear.bias)
         self.zero_head()
-        # Until there are data: points spread evenly over [-1, 1] by the generalised golden ratio in each channel.
+        # Palette before training: points spread evenly over [-1, 1] in each channel by the generalised golden ratio.
         step = torch.arange(1, self.config.channels + 1, dtype=torch.float64).neg()
         ratio = _golden_ratio(self.config.channels) ** step
         points = torch.arange(self.config.palette, dtype=torch.float64)[:, None] * ratio + 0.5
         self.palette.copy_(2 * (points % 1) - 1)
 
     def make_tables(self) -> dict[str, Tensor | None]:
-        """The attention mask: a pixel attends to itself and earlier ones."""
+        """Return the attention mask: a pixel attends to itself and to earlier pixels."""
         tokens = self.config.tokens
         causal = torch.ones(tokens, tokens, dtype=torch.bool, device="cpu").tril_() if self.config.causal else None
         return {"mask": causal}
 
 
 def _golden_ratio(dimensions: int) -> float:
-    """The root of x^(d+1) = x + 1, whose powers give an evenly spread sequence in d dimensions."""
+    """Return the root of x^(d+1) = x + 1, whose powers give an evenly spread sequence in d dimensions."""
     root = 2.0
     for _ in range(64):
         root = (1 + root) ** (1 / (dimensions + 1))

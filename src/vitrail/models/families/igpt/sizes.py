@@ -1,4 +1,4 @@
-"""Sizes of iGPT: those of the paper, and a preset for small images."""
+"""Sizes of iGPT: the sizes of the paper, and a preset for small images."""
 
 from vitrail.models.families.igpt.config import IGPTConfig
 from vitrail.models.sizes import Sizes
@@ -13,7 +13,7 @@ SIZES = Sizes(
         )
         for size, (width, depth, heads) in _PUBLISHED.items()
     ),
-    # One token for each of 14 x 14 pixels is expensive: there is only the larger size.
+    # One token per pixel is expensive (196 tokens at 14 x 14), so there is only a preset of the larger size.
     small=(
         IGPTConfig(
             name="iGPT-Micro", classes=10, channels=1, resolution=(14, 14), palette=16, width=32, depth=3, heads=4,

@@ -8,10 +8,11 @@ from vitrail.models.surgery import Surgery
 
 
 class IGPTSurgery(Surgery[IGPT]):
-    """Without a causal mask pixels are a set, of which positions know the order."""
+    """Changes to an iGPT. Without a causal mask, only the position embeddings depend on the order of the pixels."""
 
     @torch.no_grad()
     def permute_input_weights(self, order: Tensor) -> bool:
+        """Permute the position embeddings. A causal model supports no permutation."""
         model = self.model
         if model.mask is not None or model.config.output == "pixels":
             return False

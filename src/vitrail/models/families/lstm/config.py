@@ -1,4 +1,4 @@
-"""Configuration of an LSTM over patches, whose sequential bias contrasts with attention."""
+"""Configuration of an LSTM over patches, which reads them in sequence, unlike attention."""
 
 import dataclasses
 from typing import Annotated, ClassVar, Literal
@@ -9,7 +9,7 @@ from vitrail.models.config import PatchedConfig, Table
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LSTMConfig(PatchedConfig):
-    """A recurrent network over the sequence of patches; its last state is the input of the head."""
+    """An LSTM over the sequence of patches; its last state is the input of the head."""
 
     family: ClassVar[str] = "lstm"
     model: ClassVar[str] = "vitrail.models.families.lstm.model:LSTM"
@@ -21,7 +21,7 @@ class LSTMConfig(PatchedConfig):
     hidden: Annotated[int, Bounds(1, 65_536)] = 512
     """Width of the recurrent state."""
     depth: Annotated[int, Bounds(1, 100)] = 2
-    """Recurrent layers, one on top of the other."""
+    """Number of recurrent layers, one on top of the other."""
     bidirectional: bool = False
     """Whether a second network reads the sequence from its end."""
     order: Literal["raster", "reversed", "column", "snake", "random"] = "raster"
@@ -46,6 +46,7 @@ class LSTMConfig(PatchedConfig):
 
     @property
     def directions(self) -> int:
+        """Number of directions in which the sequence is read: 1 or 2."""
         return 2 if self.bidirectional else 1
 
     @property
@@ -63,6 +64,6 @@ class LSTMConfig(PatchedConfig):
 
     @property
     def _recurrent_weights(self) -> int:
-        """4 gates from the layer's input and from its own state, for each layer and direction."""
+        """Number of weights of all layers and directions: 4 gates, each from the layer's input and its own state."""
         inputs = [self.width, *(self.directions * self.hidden for _ in range(self.depth - 1))]
         return self.directions * sum(4 * self.hidden * (size + self.hidden) for size in inputs)

@@ -1,4 +1,4 @@
-"""An LSTM over patches: the image as a sequence that is read in one order into a fixed-size state.
+"""An LSTM over patches: the image as a sequence that is read in one order into a state of fixed size.
 
 Shapes: B images, N patches in the chosen order, D width, S state, K classes.
 
@@ -22,7 +22,7 @@ from vitrail.models.layers import PatchEmbed, drop
 
 
 class LSTM(Model[LSTMConfig]):
-    """A recurrent network over the sequence of patches; its last state is the input of the head."""
+    """An LSTM over the sequence of patches; its last state is the input of the head."""
 
     order: Tensor
     projection = "patch_embed.proj"
@@ -35,7 +35,7 @@ class LSTM(Model[LSTMConfig]):
             channels=c.channels, width=c.width, patch=c.patch, stride=c.step, padding=c.padding
         )
         inputs = [c.width, *(c.directions * c.hidden for _ in range(c.depth - 1))]
-        # A layer each, so that what passes between them can be seen.
+        # One nn.LSTM per layer, so that the output of each layer can be recorded.
         self.layers = nn.ModuleList(
             nn.LSTM(size, c.hidden, batch_first=True, bidirectional=c.bidirectional) for size in inputs
         )
@@ -56,43 +56,43 @@ class LSTM(Model[LSTMConfig]):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Xavier for input weights, orthogonal for recurrent weights, bias 1 for forget gates (Jozefowicz et al.
-        2015)."""
+        """Initialise input weights by Xavier, recurrent weights as orthogonal matrices, and the bias of forget gates by
+        1 (Jozefowicz et al. 2015)."""
         lecun_normal_(self.patch_embed.proj)
         for name, parameter in self.layers.named_parameters():
-            kind = name.rpartition(".")[2]
-            if kind.startswith("bias"):
+            leaf = name.rpartition(".")[2]
+            if leaf.startswith("bias"):
                 nn.init.zeros_(parameter)
-                if kind.startswith("bias_ih"):
-                    parameter[self.config.hidden : 2 * self.config.hidden] = (
-                        1  # gates stand as input, forget, cell, output
-                    )
+                if leaf.startswith("bias_ih"):
+                    # The order of the gates is input, forget, cell, output.
+                    parameter[self.config.hidden : 2 * self.config.hidden] = 1
                 continue
             for gate in parameter.chunk(4):
-                if kind.startswith("weight_ih"):
+                if leaf.startswith("weight_ih"):
                     nn.init.xavier_uniform_(gate)
                 else:
                     gate.copy_(nn.init.orthogonal_(torch.empty_like(gate, dtype=torch.float32)))
         self.zero_head()
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
-        """Logits from the states of any layer: the last one of each direction."""
+        """Compute logits from the states of any layer (B, T, D): the last state of each direction is the head's
+        input."""
         size = self.config.hidden
-        last = [z_BTD[:, -1, :size], *([z_BTD[:, 0, size:]] if self.config.bidirectional else [])]
-        return self._classify(torch.cat(last, dim=1), activations)
+        last_states = [z_BTD[:, -1, :size], *([z_BTD[:, 0, size:]] if self.config.bidirectional else [])]
+        return self._classify(torch.cat(last_states, dim=1), activations)
 
     def in_raster_order(self, tokens_BND: Tensor) -> Tensor:
         return tokens_BND[:, self.order.argsort()]
 
     def make_tables(self) -> dict[str, Tensor | None]:
-        """The order of the patches."""
+        """Return the order in which the patches are read."""
         return {"order": sequence_order(self.config.order, self.config.grid, self.config.order_seed)}
 
 
-def sequence_order(kind: str, grid: Pair, seed: int = 0) -> Tensor:
-    """Raster indices of the patches in reading order (N,)."""
+def sequence_order(name: str, grid: Pair, seed: int = 0) -> Tensor:
+    """Return the raster indices of the patches in reading order (N,), for a value of the setting `order`."""
     raster = torch.arange(grid[0] * grid[1], device="cpu").reshape(grid)
-    match kind:
+    match name:
         case "raster":
             order = raster
         case "reversed":
@@ -103,10 +103,10 @@ def sequence_order(kind: str, grid: Pair, seed: int = 0) -> Tensor:
             order = raster.clone()
             order[1::2] = order[1::2].flip(1)
         case "random":
-            # Python promises this sequence for ever; a saved model reads in the order it was trained with.
-            chance = random.Random(seed)
-            keys = array("d", (chance.random() for _ in range(raster.numel())))
+            # Python guarantees this sequence in all versions: a saved model must read in the order of its training.
+            generator = random.Random(seed)
+            keys = array("d", (generator.random() for _ in range(raster.numel())))
             order = torch.frombuffer(keys, dtype=torch.float64).argsort(stable=True)
         case _:
-            raise ValueError(kind)
+            raise ValueError(name)
     return order.flatten()

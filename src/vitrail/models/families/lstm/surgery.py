@@ -8,10 +8,11 @@ from vitrail.models.surgery import Surgery, permute_kernels, split_order
 
 
 class LSTMSurgery(Surgery[LSTM]):
-    """The order of patches is built in."""
+    """Changes to an LSTM, whose order of patches is fixed."""
 
     def permute_input_weights(self, order: Tensor) -> bool:
-        """Pixels may move within patches if all patches move them alike; patches may not move."""
+        """Permute the projection. `order` may move pixels within patches, the same way in every patch, but not
+        patches."""
         model, c = self.model, self.model.config
         orders = split_order(order, c.resolution, c.patch) if model.patch_embed.is_plain else None
         if orders is None or not torch.equal(orders[0], torch.arange(c.patches)):

@@ -19,7 +19,7 @@ class LSTMWalkthrough(Walkthrough[LSTM]):
             layer_input = f"h_n^{layer}" if layer else "x_n"
             equation = f"h_n^{layer + 1}, c_n = LSTM({layer_input}, h_(n-1)^{layer + 1}, c_(n-1))"
             fields = {"width": states_NS.shape[1], "count": len(states_NS), "order": c.order}
-            others = {"fields": fields, "space": f"states {layer}", "shows": "states", "extra": states_NS}
-            steps.append(self.layer_step(layer, equation, activations, sentence="states", **others))
+            figure = {"fields": fields, "space": f"states {layer}", "shows": "states", "extra": states_NS}
+            steps.append(self.layer_step(layer, equation, activations, sentence="states", **figure))
         pooled = f"[h_N^{c.depth}; h_1^{c.depth}]" if c.bidirectional else f"h_N^{c.depth}"
         return [*steps, *self.head_steps(activations, pooled)]

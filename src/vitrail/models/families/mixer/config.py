@@ -9,7 +9,7 @@ from vitrail.models.config import PatchedConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixerConfig(PatchedConfig):
-    """MLPs that alternate between mixing patches and mixing features."""
+    """An MLP-Mixer: MLPs that mix patches alternate with MLPs that mix features."""
 
     family: ClassVar[str] = "mixer"
     model: ClassVar[str] = "vitrail.models.families.mixer.model:Mixer"
@@ -36,7 +36,7 @@ class MixerConfig(PatchedConfig):
 
     @property
     def tokens(self) -> int:
-        """Length of the sequence: the patches, and no [CLS]."""
+        """Length of the sequence: the patches, without [CLS]."""
         return self.patches
 
     @property

@@ -1,9 +1,9 @@
-"""MLP-Mixer (arXiv 2105.01601): one MLP mixes patches, another one features.
+"""MLP-Mixer (arXiv 2105.01601): one MLP mixes patches, another MLP mixes features.
 
 Shapes: B images, N patches, D width, K classes.
 
-    U = X + MLP_tokens(LN(X)^T)^T            eq. 1: the same for every feature, own weights for every place
-    Y = U + MLP_channels(LN(U))              eq. 1: the same for every patch
+    U = X + MLP_tokens(LN(X)^T)^T            eq. 1: the same weights for every feature, separate weights for every patch
+    Y = U + MLP_channels(LN(U))              eq. 1: the same weights for every patch
 """
 
 from typing import cast
@@ -35,7 +35,7 @@ class MixerBlock(nn.Module):
         return u_BND + drop_path(self.mlp_channels(self.norm2(u_BND)), self.drop_path, self.training)
 
     def mix_tokens(self, x_BND: Tensor) -> Tensor:
-        """U: the first half of the block."""
+        """Return U, the first half of the block."""
         mixed_BND = self.mlp_tokens(self.norm1(x_BND).transpose(1, 2)).transpose(1, 2)
         return x_BND + drop_path(mixed_BND, self.drop_path, self.training)
 
@@ -75,7 +75,7 @@ class Mixer(Model[MixerConfig]):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """flax's default everywhere (vision_transformer, models_mixer.py), zero for the head."""
+        """Initialise by flax's default (vision_transformer, models_mixer.py), and the head with zeros."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 lecun_normal_(module)

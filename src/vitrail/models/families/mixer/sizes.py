@@ -1,4 +1,4 @@
-"""Sizes of MLP-Mixer: those of the paper (arXiv 2105.01601), presets for small images, and timm's names."""
+"""Sizes of MLP-Mixer: the sizes of the paper (arXiv 2105.01601), presets for small images, and timm's names."""
 
 from vitrail.models.families.mixer.config import MixerConfig
 from vitrail.models.sizes import Alias, Sizes

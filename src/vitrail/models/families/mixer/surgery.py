@@ -8,11 +8,12 @@ from vitrail.models.surgery import Surgery, permute_kernels, split_order
 
 
 class MixerSurgery(Surgery[Mixer]):
-    """Every position has weights of its own."""
+    """Changes to an MLP-Mixer, which has separate weights for every position."""
 
     @torch.no_grad()
     def permute_input_weights(self, order: Tensor) -> bool:
-        """Patches may move anywhere, and pixels within patches if all patches move them alike."""
+        """Permute the projection and the MLPs over patches. `order` may move patches, and pixels within patches the
+        same way in every patch."""
         model, c = self.model, self.model.config
         orders = split_order(order, c.resolution, c.patch) if model.stem.is_plain else None
         if orders is None:
@@ -21,8 +22,8 @@ class MixerSurgery(Surgery[Mixer]):
         permute_kernels(model.stem, inside)
         for block in model.blocks:
             mlp = block.mlp_tokens
-            place = patches.to(mlp.fc1.weight.device)
-            mlp.fc1.weight.copy_(mlp.fc1.weight[:, place])
-            mlp.fc2.weight.copy_(mlp.fc2.weight[place])
-            mlp.fc2.bias.copy_(mlp.fc2.bias[place])
+            index = patches.to(mlp.fc1.weight.device)
+            mlp.fc1.weight.copy_(mlp.fc1.weight[:, index])
+            mlp.fc2.weight.copy_(mlp.fc2.weight[index])
+            mlp.fc2.bias.copy_(mlp.fc2.bias[index])
         return True

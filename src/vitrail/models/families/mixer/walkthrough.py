@@ -19,7 +19,7 @@ class MixerWalkthrough(Walkthrough[Mixer]):
         for layer in sorted(activations.layers):
             block = self.model.blocks[layer]
             layer_input = activations.steps[f"blocks.{layer - 1}" if layer else "projected"]
-            # What a position would read from each other one without the non-linearity between the two matrices.
+            # How much each position reads from each other position, if the MLP had no non-linearity.
             reads_NN = (block.mlp_tokens.fc2.weight @ block.mlp_tokens.fc1.weight).abs()
             mixed = WalkthroughStep(
                 f"blocks.{layer}.tokens",

@@ -43,7 +43,7 @@ def _google_entry(ours: str) -> Entry:
 
 
 def _google_unverified(config: MixerConfig) -> str:
-    return "no library here reads Google's Mixer files"
+    return "none of the supported libraries reads Google's Mixer files"
 
 
 MAPPINGS: dict[str, StateDictMapping[MixerConfig]] = {

@@ -1,4 +1,4 @@
-"""Configuration of an MLP on pixels: no inductive bias for images."""
+"""Configuration of an MLP on pixels, which has no inductive bias for images."""
 
 import dataclasses
 from typing import Annotated, ClassVar, Literal
@@ -9,7 +9,7 @@ from vitrail.models.config import ModelConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MLPConfig(ModelConfig):
-    """All pixels as one vector, some hidden layers, a linear head."""
+    """An MLP on pixels: the image as one vector, hidden layers, a linear head."""
 
     family: ClassVar[str] = "mlp"
     model: ClassVar[str] = "vitrail.models.families.mlp.model:PixelMLP"

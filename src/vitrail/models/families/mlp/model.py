@@ -40,12 +40,12 @@ class PixelMLP(Model[MLPConfig]):
         return self.read(x_BD, activations)
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
-        """Logits from the features (B, D) of any layer."""
+        """Compute logits from the features (B, D) of any layer."""
         return self._classify(z_BTD, activations)
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """lecun_normal as in the other families, zero for the head."""
+        """Initialise by lecun_normal as in the other families, and the head with zeros."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 lecun_normal_(module)

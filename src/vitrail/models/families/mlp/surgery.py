@@ -8,10 +8,11 @@ from vitrail.models.surgery import Surgery
 
 
 class MLPSurgery(Surgery[PixelMLP]):
-    """Pixels have no neighbours: every order is possible."""
+    """Changes to an MLP on pixels, which does not depend on neighbourhoods: every permutation is supported."""
 
     @torch.no_grad()
     def permute_input_weights(self, order: Tensor) -> bool:
-        first = self.model.get_parameter("layers.0.weight")
-        first.copy_(first.unflatten(1, (-1, len(order)))[..., order.to(first.device)].flatten(1))
+        """Permute the weights of the first layer."""
+        weight = self.model.get_parameter("layers.0.weight")
+        weight.copy_(weight.unflatten(1, (-1, len(order)))[..., order.to(weight.device)].flatten(1))
         return True

@@ -7,7 +7,7 @@ from vitrail.models.walkthrough import ACTIVATION_SYMBOLS, Walkthrough, Walkthro
 
 
 class MLPWalkthrough(Walkthrough[PixelMLP]):
-    """h_1 = act(W_1 flatten(x) + b_1), and so on."""
+    """The hidden layers h_1 = act(flatten(x) W_1 + b_1), h_2, ..., and the logits."""
 
     messages = Walkthrough.messages | load_messages(__file__)
 

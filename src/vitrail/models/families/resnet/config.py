@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from vitrail.core.errors import UsageError
 from vitrail.core.settings import Bounds, Pair, check_integer
 from vitrail.models.config import ModelConfig
-from vitrail.models.convolution_cost import Tally
+from vitrail.models.convolution_cost import CostCounter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,8 +21,8 @@ class ResNetConfig(ModelConfig):
     scaled_by: ClassVar[str] = "base"
 
     kind: Literal["bit", "plain"] = "bit"
-    """BiT: pre-activation bottlenecks, weight-standardised convolutions, GroupNorm. Plain: two 3x3 convolutions a unit,
-    BatchNorm, full resolution in the first stage."""
+    """BiT: pre-activation bottlenecks, weight-standardised convolutions, GroupNorm. Plain: units of two 3x3
+    convolutions, BatchNorm, full resolution in the first stage."""
     layers: tuple[int, ...] = (3, 4, 6, 3)
     """Units in each stage; each stage after the first has twice the channels."""
     base: Annotated[int, Bounds(1, 4096)] = 64
@@ -40,8 +40,8 @@ class ResNetConfig(ModelConfig):
                 continue
             if not isinstance(numbers, list | tuple) or not 1 <= len(numbers) <= 8:
                 raise UsageError(f"{name.capitalize()} must be 1 to 8 integers, got {numbers!r}.")
-            whole = tuple(check_integer(name, number, low=1, high=200) for number in numbers)
-            object.__setattr__(self, name, whole)
+            integers = tuple(check_integer(name, number, low=1, high=200) for number in numbers)
+            object.__setattr__(self, name, integers)
         if self.kind == "bit":
             if self.base % 32:
                 raise UsageError(
@@ -54,18 +54,19 @@ class ResNetConfig(ModelConfig):
 
     @property
     def receptive_field(self) -> int | None:
-        """Of the plain kind: each layer adds (k - 1) times the strides so far."""
+        """Side in pixels of the receptive field of a plain network: each layer adds (k - 1) times the product of the
+        strides before it. None for BiT."""
         if self.kind != "plain":
             return None
         field, step = 3, 1
         for units, stride in zip(self.layers, self.stage_strides, strict=True):
-            field += 2 * step  # the first convolution strides after it has looked
+            field += 2 * step  # the stride of the first convolution enlarges the field of later layers only
             step *= stride
             field += 2 * step * (2 * units - 1)
         return field
 
     def deeper(self, factor: int) -> dict[str, Any]:
-        """More units in every stage."""
+        """Return the settings that multiply the units of every stage by `factor`."""
         return {"layers": [factor * units for units in self.layers]}
 
     @property
@@ -86,34 +87,34 @@ class ResNetConfig(ModelConfig):
     @property
     def grid(self) -> Pair:
         """Size of the last feature map."""
-        return self._tally.side
+        return self._cost.size
 
     @property
     def parameters(self) -> int:
-        return self._tally.parameters + self._head_parameters(self.width)
+        return self._cost.parameters + self._head_parameters(self.width)
 
     @property
     def macs(self) -> int:
-        return self._tally.macs + self._head_macs(self.width)
+        return self._cost.macs + self._head_macs(self.width)
 
     @property
-    def _tally(self) -> Tally:
-        tally = Tally(self.channels, self.resolution)
+    def _cost(self) -> CostCounter:
+        counter = CostCounter(self.channels, self.resolution)
         if self.kind == "bit":
-            tally.convolve(self.base, kernel=7, stride=2)
-            tally.shrink(2)  # max pooling
-            tally.bottlenecks(self.base, self.layers, pre_activation=True)
-            tally.norm()
-            return tally
-        tally.convolve(self.base, kernel=3)
-        tally.norm()
+            counter.add_convolution(self.base, kernel=7, stride=2)
+            counter.apply_stride(2)  # max pooling
+            counter.add_bottlenecks(self.base, self.layers, pre_activation=True)
+            counter.add_norm()
+            return counter
+        counter.add_convolution(self.base, kernel=3)
+        counter.add_norm()
         for stage, (units, stride) in enumerate(zip(self.layers, self.stage_strides, strict=True)):
             channels = self.base * 2**stage
             for unit in range(units):
                 first_stride = stride if unit == 0 else 1
-                if first_stride != 1 or tally.channels != channels:
-                    tally.shortcut(channels, first_stride, norm=True)
-                for one in (first_stride, 1):
-                    tally.convolve(channels, kernel=3, stride=one)
-                    tally.norm()
-        return tally
+                if first_stride != 1 or counter.channels != channels:
+                    counter.add_shortcut(channels, first_stride, norm=True)
+                for convolution_stride in (first_stride, 1):
+                    counter.add_convolution(channels, kernel=3, stride=convolution_stride)
+                    counter.add_norm()
+        return counter

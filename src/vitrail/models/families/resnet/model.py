@@ -4,7 +4,7 @@ Shapes: B images, C channels, H x W feature map, D features, K classes.
 
     x_0 = conv(image)                        and, in BiT, max pooling
     x_u = x_(u-1) + F_u(x_(u-1))             each unit mixes 3x3 neighbours
-    y   = mean over positions of x_U            equivariance becomes invariance here
+    y   = mean over positions of x_U            makes the equivariant map invariant
 """
 
 from collections.abc import Iterator
@@ -60,7 +60,8 @@ class ResNet(Model[ResNetConfig]):
         return self._classify(x_BCHW.mean(dim=(2, 3)), activations)
 
     def normalise_layer(self, output: Tensor) -> Tensor:
-        """Only outputs of the last stage have the channels of the norm."""
+        """Apply the norm before the head to an output of the last stage. Return other outputs as they are: they have
+        fewer channels than the norm."""
         return self.norm(output) if output.shape[1] == self.config.width else output
 
     def _plain_stages(self) -> Iterator[Stage]:
@@ -74,7 +75,7 @@ class ResNet(Model[ResNetConfig]):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """flax's default for convolutions (BiT's code leaves it so), zero for the head."""
+        """Initialise convolutions by flax's default, as BiT's code does, and the head with zeros."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 lecun_normal_(module)

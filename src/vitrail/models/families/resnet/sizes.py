@@ -3,9 +3,9 @@
 from vitrail.models.families.resnet.config import ResNetConfig
 from vitrail.models.sizes import Alias, Sizes
 
-# Units in the stages, and the widths for which weights were published.
+# By depth: units in the stages, and the width factors for which weights were published.
 _BITS = {50: ((3, 4, 6, 3), (1, 3)), 101: ((3, 4, 23, 3), (1, 3)), 152: ((3, 8, 36, 3), (1, 2, 4))}
-# Depths and widths of which timm has one by name.
+# Depths and width factors for which timm has a name.
 _TIMM = ((50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4))
 
 _small = ResNetConfig(kind="plain", classes=10, channels=1, resolution=(28, 28), layers=(1, 1, 1))

@@ -1,4 +1,4 @@
-"""Tensor names of the ResNet in other libraries, which have BiT."""
+"""Tensor names of BiT in other libraries. No library has the plain ResNet."""
 
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
