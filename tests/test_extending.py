@@ -75,7 +75,7 @@ def train_and_resume(call, tmp_path, *settings):
             shutil.rmtree(path)
     done = call(*TRAIN, *settings, "--keep", "20", "--output", killed, "--resume", "auto")
     assert done.returncode == 0, done.stderr
-    assert "going on after step 7 of 20" in done.stderr
+    assert "resuming after step 7 of 20" in done.stderr
     assert weights_of(killed) == weights_of(run)
     return run
 
@@ -271,7 +271,7 @@ def test_an_objective(toys, call, tmp_path, images, monkeypatch):
         "finetune", run / "bundle", "digits", "--steps", "1", "--output", tmp_path / "tuned", "--recipe", "small"
     )
     assert done.returncode == 0, done.stderr
-    assert "10 classes are the bundle's own: its head stays" in done.stderr
+    assert "10 classes are those of the bundle: its head is kept" in done.stderr
     # The bundle does not need the objective that trained it; the run does.
     monkeypatch.setattr(registry, "_extensions", lambda _: {})
     done = call("predict", run / "bundle", images[0], "--json")

@@ -321,7 +321,7 @@ def test_a_bundle_in_memory_stays_as_it_is_and_counts_as_its_file(digits, tmp_pa
     frozen = {"recipe": "frozen", "output": tmp_path / "run", "workers": 0, "steps": 1}
     vitrail.finetune(trained.bundle, digits, **frozen)
     vitrail.finetune(trained.bundle, digits, resume=True, **frozen)
-    with pytest.raises(UsageError, match="Resumed run must have the bundle it began with"):
+    with pytest.raises(UsageError, match="Resumed run must have the bundle that it started with"):
         vitrail.finetune(tuned.bundle, digits, resume=True, **frozen)
 
 

@@ -57,7 +57,7 @@ def test_the_same_classes_keep_the_head_in_the_order_of_the_data():
     images = torch.rand(4, 3, 32, 32)
     kept, words = replace_head(model, bundle_of(model), ("cat", "ant", "bee"))
     torch.testing.assert_close(kept.eval()(images), model(images)[:, [2, 0, 1]])
-    assert "the bundle's own" in words
+    assert "those of the bundle: its head is kept" in words
     # Without names, by number; but what was not learned is not kept.
     kept, words = replace_head(model, bundle_of(model, labels=None), ("2", "0", "1"))
     torch.testing.assert_close(kept.eval()(images), model(images)[:, [2, 0, 1]])
@@ -136,7 +136,7 @@ def test_more_bands_repeat_the_kernels():
     cnn = bundle_of(small("ResNet-Micro"))
     same, _, words = for_channels(cnn, 1)
     assert same is cnn.model
-    assert words == "images with 1 channel are read with the model's 3"
+    assert words == "images with 1 channel are converted to the 3 of the model"
     with pytest.raises(UsageError, match="need a family with a patch embedding, got family resnet"):
         for_channels(cnn, 4)
 
@@ -182,7 +182,7 @@ def test_a_frozen_model_with_a_head_by_least_squares(tmp_path, capsys):
     assert all(torch.equal(tensor, before[name]) for name, tensor in body.items())
     assert bundle.provenance["steps"] == 0
     assert bundle.provenance["finetuned_from"]["bundle"] == "fashion"
-    assert "each left out in turn" in (tmp_path / "run" / "report.html").read_text()
+    assert "leave-one-out over" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_auto_trains_what_is_worth_it_and_goes_on_after_a_stop(tmp_path, capsys, monkeypatch):
@@ -190,7 +190,10 @@ def test_auto_trains_what_is_worth_it_and_goes_on_after_a_stop(tmp_path, capsys,
     with monkeypatch.context() as patch:
         patch.setattr("vitrail.training.length.measure_steps", lambda trainer, seconds: 9)
         finetune("fashion", "digits", tmp_path / "short", recipe, Options())
-    assert "9 steps would fit into 5 minutes; below 10, the linear head on frozen" in capsys.readouterr().err
+    assert (
+        "9 steps would fit into 5 minutes, fewer than the 10 of least_steps: the linear head on frozen"
+        in capsys.readouterr().err
+    )
     assert events(tmp_path / "short", "step") == []
     steps = recipe.with_length(epochs=None, steps=6, minutes=None)
     finetune("fashion", "digits", tmp_path / "run", steps, Options())
@@ -205,7 +208,7 @@ def test_auto_trains_what_is_worth_it_and_goes_on_after_a_stop(tmp_path, capsys,
     other = vitrail.load("fashion")
     torch.nn.init.zeros_(other.model.cls_token)
     vitrail.save(other, tmp_path / "other")
-    with pytest.raises(UsageError, match="Resumed run must have the bundle it began with"):
+    with pytest.raises(UsageError, match="Resumed run must have the bundle that it started with"):
         finetune(tmp_path / "other", "digits", tmp_path / "run", steps, Options(), resumes=True)
 
 
@@ -415,7 +418,7 @@ def test_the_bundles_own_classes_go_on_where_they_were(tmp_path, capsys):
     )
     recipe = Recipe(steps=1, learning_rate=1e-9, batch=8, holdout=0, head="probe")
     finetune("fashion", str(tmp_path / "clothes.npz"), tmp_path / "run", recipe, Options())
-    assert "its head stays" in capsys.readouterr().err
+    assert "its head is kept" in capsys.readouterr().err
     before, after = (vitrail.load(path).model.head.weight for path in ("fashion", tmp_path / "run" / "bundle"))
     torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
 
@@ -453,11 +456,11 @@ def test_what_a_run_must_not_change(tmp_path):
     for recipe, words in (
         (Recipe(steps=1, objective="masked"), r"an objective that learns classes \(classify, multilabel\), got masked"),
         (Recipe(steps=1, model={"width": 32}), "got model.width"),
-        (Recipe(steps=1, head_bias=-5.0), "head_bias 0"),
+        (Recipe(steps=1, head_bias=-5.0), "Head bias must be 0 in fine-tuning"),
     ):
         with pytest.raises(UsageError, match=words):
             finetune("fashion", "digits", tmp_path / "run", recipe, Options())
-    with pytest.raises(UsageError, match="Head must be zero where a model begins with its first weights"):
+    with pytest.raises(UsageError, match="Head must be zero when training from scratch, got probe"):
         train("digits", "ViT-Pico/2", tmp_path / "run", Recipe(steps=1, head="probe"), Options())
     with pytest.raises(UsageError, match="Steps must be"):
         Recipe(steps=0)

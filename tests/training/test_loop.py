@@ -563,7 +563,7 @@ def test_events_can_be_read_by_tensorboard(tmp_path):
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = EventFile(tmp_path)
     for step in (1, 300, 70_000):
-        events.add(step, {"step/loss": 1 / step, "evaluate/accuracy": 0.25})
+        events.add_scalars(step, {"step/loss": 1 / step, "evaluate/accuracy": 0.25})
     events.close()
     read = reading.EventAccumulator(str(tmp_path))
     read.Reload()

@@ -36,7 +36,7 @@ def test_the_measurement_leaves_weights_statistics_gradients_and_random_numbers(
     trainer = make_trainer(name)
     before = {name: tensor.clone() for name, tensor in trainer.objective.state_dict().items()}
     random = torch.get_rng_state()
-    assert re.fullmatch(NOTE + r"(; leave --precision out for float32)?", describe_bfloat16_speed(trainer))
+    assert re.fullmatch(NOTE + r"(; omit --precision to train in float32)?", describe_bfloat16_speed(trainer))
     after = trainer.objective.state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert torch.equal(torch.get_rng_state(), random)

@@ -148,7 +148,7 @@ def test_r1_killed_at_random_moments_and_resumed_ends_with_the_same_bits(undistu
             process.kill()
         _, err = process.communicate()
         done += process.returncode == -signal.SIGKILL
-        resumed += "going on after step" in err
+        resumed += "resuming after step" in err
         if process.returncode == 0:
             assert fingerprint(output) == fingerprint(undisturbed)
             assert all(event["step"] > 0 and event["exact"] for event in events(output, "resume"))
@@ -268,7 +268,7 @@ def test_r4_a_run_falls_back_and_says_so(call, undisturbed, tmp_path):
     _, err = process.communicate()
     assert process.returncode == 0, err
     assert f"note: {str(path)!r} is damaged" in err
-    assert f"going on after step {steps[-2]}" in err
+    assert f"resuming after step {steps[-2]}" in err
     assert fingerprint(output) == fingerprint(undisturbed)
     for step in list_steps(output / "checkpoints"):
         shutil.copy(__file__, output / "checkpoints" / f"step-{step:09d}" / "tensors.safetensors")
@@ -309,7 +309,7 @@ def test_r5_an_existing_run_is_refused_unless_forced_or_resumed_as_it_was(call, 
     assert call("train", *QUICK, "--output", output).returncode == 2
     done = call("train", *QUICK, "--output", output, "--resume", "auto", "--seed", "1")
     assert done.returncode == 2
-    assert "seed it began with, got 1 after 0" in done.stderr
+    assert "seed that it started with, got 1 after 0" in done.stderr
     before = fingerprint(output)
     process = start(output, "--resume", "auto")  # a run that is done stays as it is
     process.communicate()
@@ -761,7 +761,7 @@ def test_names_that_are_no_utf8(call, tmp_path):
         (event,) = events(output, "damaged")
         assert event["file"] == str(strange / "data" / "a" / os.fsdecode(b"\xff.png"))
         done = call(*words, *settings, "--resume", "auto")
-        assert "going on after step" in done.stderr
+        assert "resuming after step" in done.stderr
         assert len(events(output, "damaged")) == 1  # the checkpoint knows it by its true name
     assert provenance["finetuned_from"]["bundle"] == f"{tmp_path}/caf\\udce9/run/bundle"
     assert "caf\\udce9" in (tuned / "bundle" / "README.md").read_text("utf-8")

@@ -67,7 +67,7 @@ def run(tmp_path):
 def test_a_run_of_version_0_1_goes_on_to_the_weights_of_one_that_was_never_killed(call, run, tmp_path):
     done = call(*COMMAND, "--output", run, "--resume", "auto")
     assert done.returncode == 0, done.stderr
-    assert "going on after step 33 of 66" in done.stderr
+    assert "resuming after step 33 of 66" in done.stderr
     (resumed,) = events(run, "resume")
     assert (resumed["step"], events(run, "end")[0]["step"]) == (33, 66)
     page = (run / "report.html").read_text()
@@ -96,7 +96,7 @@ def test_a_setting_that_is_newer_than_the_run_takes_its_default(call, run):
     forge(folder, age)
     done = call(*COMMAND, "--output", run, "--resume", "auto")
     assert done.returncode == 0, done.stderr
-    assert "going on after step 33 of 66" in done.stderr
+    assert "resuming after step 33 of 66" in done.stderr
 
 
 def test_a_state_of_an_older_version_is_completed():
@@ -138,8 +138,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(call, run):
     (folder / "state.json").write_text(whole.replace('"step": 33', '"step": 32'))
     done = call(*COMMAND, "--output", run, "--resume", "auto")
     assert done.returncode == 0, done.stderr
-    assert f"note: {str(folder / 'state.json')!r} is damaged: its checksum is not the one recorded." in done.stderr
-    assert "going on after step 22 of 66" in done.stderr
+    assert f"note: {str(folder / 'state.json')!r} is corrupt: its checksum is not the one recorded." in done.stderr
+    assert "resuming after step 22 of 66" in done.stderr
     assert folder.with_name("damaged-step-000000033").is_dir()
 
 
@@ -156,7 +156,9 @@ def test_a_checkpoint_with_tensors_of_another_run_is_refused(tmp_path):
         {**without, name: checkpoint.arrays[name][:1]},
         {**checkpoint.arrays, f"{name}.x": np.zeros(1)},
     ):
-        with pytest.raises(CorruptFileError, match=rf"must have the tensors of this run, got others, such as {name}"):
+        with pytest.raises(
+            CorruptFileError, match=rf"must have the tensors of this run, got different tensors, such as {name}"
+        ):
             restore_trainer(make_trainer(), checkpoint._replace(arrays=arrays))
 
 

@@ -19,7 +19,7 @@ from vitrail.training.observer import Observer
 from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import Recipe
-from vitrail.training.run_folder import RunFolder, State
+from vitrail.training.run_folder import RunFolder, RunFolderState
 
 RECIPE = Recipe(steps=2, batch=16)
 ALONE = Options(workers=0)
@@ -84,27 +84,27 @@ def test_a_recipe_must_say_how_long_to_train(tmp_path, few):
 def test_the_states_of_a_folder(tmp_path, few):
     path = tmp_path / "run"
     new = RunFolder(path, resumes=False, force=False)
-    assert new.state is State.NEW
+    assert new.state is RunFolderState.NEW
     path.mkdir()
-    assert new.state is State.NEW
+    assert new.state is RunFolderState.NEW
     (path / ".lock").touch()
-    assert new.state is State.NEW
+    assert new.state is RunFolderState.NEW
     (path / ".config.toml.writing").touch()
-    assert new.state is State.BEGUN
+    assert new.state is RunFolderState.BEGUN
     with contextlib.ExitStack() as stack:
         RunFolder(path, resumes=True, force=False).claim("in Python\n", stack, print)
-    assert new.state is State.BEGUN
+    assert new.state is RunFolderState.BEGUN
     new.write_config("in Python\n")
-    assert new.state is State.BEGUN
+    assert new.state is RunFolderState.BEGUN
     (new.checkpoints / "step-000000001").mkdir()
-    assert new.state is State.UNDER_WAY
+    assert new.state is RunFolderState.UNDER_WAY
     train(few, "ViT-Pico/2", path, RECIPE, ALONE, force=True, quiet=True)
-    assert new.state is State.FINISHED
+    assert new.state is RunFolderState.FINISHED
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.png").touch()
     (tmp_path / "file").touch()
     for foreign in ("photos", "file"):
-        assert RunFolder(tmp_path / foreign, resumes=False, force=False).state is State.FOREIGN
+        assert RunFolder(tmp_path / foreign, resumes=False, force=False).state is RunFolderState.FOREIGN
         for words in (
             {"resumes": False, "force": False},
             {"resumes": False, "force": True},

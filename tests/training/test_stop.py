@@ -328,7 +328,7 @@ def test_the_error_of_a_callback_comes_through_and_nothing_is_lost(few, tmp_path
 
 @pytest.mark.parametrize("answer", [0.25, "stop", [], torch.tensor(True)])
 def test_a_callback_answers_in_truth_values(few, tmp_path, answer):
-    with pytest.raises(UsageError, match="Callback must return True to end the run, or None or False to go on, got"):
+    with pytest.raises(UsageError, match="Callback must return True to end the run, or None or False to continue, got"):
         run(few, tmp_path / "run", callback=lambda _: answer)
 
 

@@ -1,4 +1,4 @@
-"""Models for images with another number of channels, made of their own kernels."""
+"""Adapt the patch embedding of a model to images with another number of channels."""
 
 import torch
 
@@ -6,34 +6,44 @@ from vitrail.core.errors import UsageError
 from vitrail.core.settings import pluralise
 from vitrail.models.base import AnyModel
 
-Levels = tuple[float, ...]
-"""One number for each channel."""
+ChannelValues = tuple[float, ...]
+"""One number per channel: a mean or a standard deviation."""
 
 
-def adapt_channels(model: AnyModel, channels: int, mean: Levels, std: Levels) -> tuple[AnyModel, Levels, Levels, str]:
-    """The model for images with another number of channels, their mean and std, and a note about the change.
+def adapt_channels(
+    model: AnyModel, channels: int, mean: ChannelValues, std: ChannelValues
+) -> tuple[AnyModel, ChannelValues, ChannelValues, str]:
+    """Return a copy of the model for images of `channels` channels, their mean and std, and a note about the change.
 
-    For grey images the output of a colour model stays exactly the same. For other numbers of channels the kernels are
-    repeated.
+    A colour model that is adapted to grey images gives exactly the same output. For other numbers of channels, the
+    kernels are repeated. Models that accept the images as they are, for example grey images in a model of three
+    channels, are returned unchanged.
     """
-    c = model.config
-    if channels == 1 and c.channels == 3 and model.projection and c.padding == (0, 0):
-        note = "the kernels of three colours were merged into one for grey images, with the same output"
-        return _to_grey(model, mean, std), (0.5,), (0.5,), note
-    if channels in (1, 3) and c.channels in (1, 3):
-        return model, mean, std, f"images with {pluralise(channels, 'channel')} are read with the model's {c.channels}"
+    config = model.config
+    if channels == 1 and config.channels == 3 and model.projection and config.padding == (0, 0):
+        note = "the kernels of the three colour channels were merged into one for grey images, with the same output"
+        return _convert_to_grey(model, mean, std), (0.5,), (0.5,), note
+    if channels in (1, 3) and config.channels in (1, 3):
+        note = f"images with {pluralise(channels, 'channel')} are converted to the {config.channels} of the model"
+        return model, mean, std, note
     if not model.projection:
-        raise UsageError(f"Images of {channels} bands need a family with a patch embedding, got family {c.family}.")
-    bands = [band % c.channels for band in range(channels)]
-    tensors, name = model.state_dict(), f"{model.projection}.weight"
-    tensors[name] = tensors[name][:, bands] * (c.channels / channels)
-    mean, std = (tuple(values[band] for band in bands) for values in (mean, std))
-    note = f"the kernels of {c.channels} bands are repeated for {channels}, times {c.channels}/{channels}"
+        raise UsageError(
+            f"Images of {channels} channels need a family with a patch embedding, got family {config.family}."
+        )
+    sources = [channel % config.channels for channel in range(channels)]
+    tensors, weight = model.state_dict(), f"{model.projection}.weight"
+    tensors[weight] = tensors[weight][:, sources] * (config.channels / channels)
+    mean, std = (tuple(values[source] for source in sources) for values in (mean, std))
+    scale = f"{config.channels}/{channels}"
+    note = f"the kernels of {config.channels} channels are repeated for {channels} and scaled by {scale}"
     return model.clone_with(tensors, channels=channels), mean, std, note
 
 
-def _to_grey(model: AnyModel, mean: Levels, std: Levels) -> AnyModel:
-    """W' g' + b' = b + sum over colours of W_c (g - mean_c) / std_c for every grey level g = 0.5 + 0.5 g'."""
+def _convert_to_grey(model: AnyModel, mean: ChannelValues, std: ChannelValues) -> AnyModel:
+    """Return a copy of a colour model that reads grey images.
+
+    W' g' + b' = b + sum over colours of W_c (g - mean_c) / std_c for every grey level g = 0.5 + 0.5 g'.
+    """
     mean_C11, std_C11 = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (mean, std))
     tensors, weight, bias = model.state_dict(), f"{model.projection}.weight", f"{model.projection}.bias"
     kernel, offset = tensors[weight].double(), tensors[bias].double()

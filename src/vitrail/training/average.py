@@ -1,4 +1,4 @@
-"""Running average of the weights."""
+"""Exponential moving average (EMA) of the weights during training."""
 
 import copy
 
@@ -13,12 +13,12 @@ class WeightAverage:
         self.decay = decay
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         weights = dict(self.model.named_parameters())
-        self._statistics = [name for name in self.model.state_dict() if name not in weights]
+        self._buffer_names = [name for name in self.model.state_dict() if name not in weights]
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
-        """Update the average with the model's weights after `step` updates; running statistics are copied."""
+        """Update the average in place with the weights of `model` after `step` updates; buffers are copied."""
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), 1 - decay)
-        for name in self._statistics:
+        for name in self._buffer_names:
             self.model.get_buffer(name).copy_(model.get_buffer(name))

@@ -1,4 +1,4 @@
-"""The user's own function in the training loop."""
+"""The callback: a user function that the training loop calls after every step."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from vitrail.models.base import AnyModel
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-    """What a callback sees after every step."""
+    """State of the training after a step, passed to the callback."""
 
     step: int
     """Number of steps done, from 1."""
@@ -21,21 +21,21 @@ class Step:
     epoch: int
     """The epoch of this step, from 0."""
     loss: float
-    """Mean loss over the images of this step; NaN if the step was left out because it was not finite."""
+    """Mean loss over the images of this step; NaN if the step was skipped as not finite."""
     learning_rate: float
     """Learning rate of this step."""
     model: AnyModel = dataclasses.field(repr=False)
-    """The model that is trained, not a copy, in evaluation mode. What a callback changes in it stays changed."""
+    """The model being trained, in evaluation mode. It is not a copy: changes that the callback makes to it persist."""
     held_out: dict[str, Any] | None = None
     """The latest evaluation on the held-out images (`loss`, `accuracy`, `count`); None before the first."""
 
 
 Callback = Callable[[Step], object]
-"""Called after every step. It may return True to end the run; None and False go on."""
+"""Function called after every step. Returning True ends the run; None and False continue it."""
 
 
-def asks_to_stop(answer: object) -> bool:
-    """Whether this answer of a callback ends the run. Anything but a truth value is refused: it would be a guess."""
-    if answer is None or isinstance(answer, bool | np.bool_):
-        return bool(answer)
-    raise UsageError(f"Callback must return True to end the run, or None or False to go on, got {answer!r}.")
+def is_stop_request(value: object) -> bool:
+    """Return whether the return value of a callback ends the run. Raise UsageError unless it is a boolean or None."""
+    if value is None or isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise UsageError(f"Callback must return True to end the run, or None or False to continue, got {value!r}.")

@@ -5,7 +5,7 @@ step-000000120/
   state.json            the step, scores, and the settings that a resumed run must have
   manifest.json         SHA-256 of both, written last
 
-No torch here: arrays come in and go out.
+This module works with numpy arrays and does not import torch.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from vitrail.core.errors import CorruptFileError, VitrailError
 from vitrail.core.files import atomic_folder, read_json, utf8_path, verify_checksums, write_json
 
 _FILES = ("tensors.safetensors", "state.json")
-_NAME = re.compile(r"step-(\d{9,})")
+_FOLDER_NAME = re.compile(r"step-(\d{9,})")
 
 
 class Checkpoint(NamedTuple):
@@ -35,12 +35,12 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(folder: Path, step: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> Path:
-    """Write the checkpoint of a step into `folder`; an existing one is replaced."""
+    """Write the checkpoint of a step into `folder` atomically, replacing an existing one, and return its path."""
     path = folder / f"step-{step:09d}"
     try:
-        with atomic_folder(path, force=True, owned=True) as aside:
-            save_file(dict(arrays), aside / _FILES[0])
-            write_json(aside / _FILES[1], dict(state))
+        with atomic_folder(path, force=True, owned=True) as temporary:
+            save_file(dict(arrays), temporary / _FILES[0])
+            write_json(temporary / _FILES[1], dict(state))
     except (VitrailError, SafetensorError) as error:
         size = sum(array.nbytes for array in arrays.values())
         reason = str(error).removesuffix(".")
@@ -49,32 +49,32 @@ def save_checkpoint(folder: Path, step: int, arrays: Mapping[str, np.ndarray], s
 
 
 def list_steps(folder: Path) -> list[int]:
-    """Steps with a checkpoint, intact or damaged, oldest first."""
+    """Return the steps that have a checkpoint in `folder`, intact or corrupt, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
+    return sorted(int(match[1]) for path in folder.iterdir() if (match := _FOLDER_NAME.fullmatch(path.name)))
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, dict[int, str]]:
-    """The newest intact checkpoint, and what is wrong with each newer one."""
-    complaints = {}
+    """Return the newest intact checkpoint (None if there is none), and an error message for each newer corrupt one."""
+    errors = {}
     for step in reversed(list_steps(folder)):
         try:
-            return load_checkpoint(folder / f"step-{step:09d}"), complaints
+            return load_checkpoint(folder / f"step-{step:09d}"), errors
         except CorruptFileError as error:
-            complaints[step] = str(error)
-    return None, complaints
+            errors[step] = str(error)
+    return None, errors
 
 
-def rename_damaged(folder: Path, steps: Iterable[int]) -> None:
-    """Rename damaged checkpoints, so that they are not read and `remove_old_checkpoints` does not count them."""
+def rename_corrupt_checkpoints(folder: Path, steps: Iterable[int]) -> None:
+    """Rename corrupt checkpoints, so that they are not read and `remove_old_checkpoints` does not count them."""
     for step in steps:
         with contextlib.suppress(OSError):
             (folder / f"step-{step:09d}").rename(folder / f"damaged-step-{step:09d}")
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint and verify its checksums."""
+    """Read a checkpoint and verify its checksums. Raise CorruptFileError if a file is missing or corrupt."""
     verify_checksums(path, _FILES)
     try:
         with utf8_path(path / _FILES[0]) as file:
@@ -86,22 +86,22 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def remove_old_checkpoints(folder: Path, *, keep: int, best: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints and the best."""
+    """Remove all checkpoints in `folder` except the newest `keep` and the one of step `best`."""
     steps = list_steps(folder)
     for step in steps[: -keep if keep else None]:
         if step != best:
-            # First under a name that no reader takes for a checkpoint: removing takes time.
-            leaving = folder / f".step-{step:09d}.removed"
+            # Removing takes time. Rename first, so that no reader takes a half-removed folder for a checkpoint.
+            renamed = folder / f".step-{step:09d}.removed"
             with contextlib.suppress(OSError):
-                (folder / f"step-{step:09d}").rename(leaving)
-    _remove(folder.glob(".step-*.removed"))
+                (folder / f"step-{step:09d}").rename(renamed)
+    _remove_folders(folder.glob(".step-*.removed"))
 
 
 def remove_temporary_folders(folder: Path) -> None:
-    """Remove temporary folders of killed writers. Only the holder of the run's lock may call this."""
-    _remove(folder.glob(".step-*"))
+    """Remove the temporary folders that killed processes left in `folder`. The caller must hold the lock of the run."""
+    _remove_folders(folder.glob(".step-*"))
 
 
-def _remove(paths: Iterable[Path]) -> None:
+def _remove_folders(paths: Iterable[Path]) -> None:
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)

@@ -1,9 +1,9 @@
 """`vitrail finetune`: training that starts from a bundle.
 
-As in the paper (arXiv 2010.11929, section 3.2), the pre-training head is replaced by a zero one, and position
-embeddings are interpolated for a higher resolution. With the recipe `auto`, the new head is the least-squares solution
-on the frozen model's features, from which training continues (arXiv 2202.10054); the better of both models on held-out
-images is kept. All changes to the bundle are printed.
+As in the paper (arXiv 2010.11929, section 3.2), the pre-training head is replaced by a head of zeros, and position
+embeddings are interpolated for a higher resolution. With the recipe `auto`, the new head is fitted to the features of
+the frozen model by least squares, and training continues from it (arXiv 2202.10054); the model with the better score on
+held-out images is kept. All changes to the bundle are printed.
 """
 
 import time
@@ -34,11 +34,11 @@ from vitrail.training.recipe import OBJECTIVES, Recipe
 from vitrail.training.run import Result, RunControls, run
 from vitrail.training.starting_point import RunContext, StartingPoint, count_channels
 
-# Settings that no weight depends on: a recipe may change them in a model that exists.
+# Model settings on which no weight depends, so that a recipe may change them in a pre-trained model.
 _CHANGEABLE = ("dropout", "drop_path", "token_drop", "merge")
 # Assumed residual when the bundle's own head is kept, because no head is fitted to measure it.
 _KEPT_HEAD_RESIDUAL = 0.1
-_LEAST_RESIDUAL = 0.01  # a head without any error still leaves something to learn
+_MIN_RESIDUAL = 0.01  # lower bound, so that a head without errors still gives a learning rate above 0
 
 
 def finetune(
@@ -51,84 +51,94 @@ def finetune(
     resolution: Pair | None = None,
     **controls: Unpack[RunControls],
 ) -> Result:
-    """Fine-tune a bundle, which stays as it is, on DATA. Only notes and progress are printed, unless `quiet`."""
+    """Fine-tune a copy of a bundle on DATA and return the result; files are written to `output`.
+
+    Notes and progress are printed to stderr unless `quiet` is set.
+    """
     if not OBJECTIVES[recipe.objective].classifies:
         raise UsageError(
             f"Fine-tuning must have an objective that learns classes (classify, multilabel), got {recipe.objective}."
         )
     if recipe.head_bias:
-        raise UsageError("Fine-tuning must keep the recipe's head_bias 0: its head begins otherwise.")
+        raise UsageError(
+            f"Head bias must be 0 in fine-tuning, which initialises the head differently, got {recipe.head_bias:g}."
+        )
     loaded = open_bundle(bundle)
     check_head(loaded.model)
 
-    def initialise(given: RunContext) -> StartingPoint:
-        channels = count_channels(given.dataset.first_split)
-        model, preprocess, notes = adapt_bundle(loaded, given.dataset.labels, channels, recipe, resolution)
+    def initialise(context: RunContext) -> StartingPoint:
+        channels = count_channels(context.dataset.first_split)
+        model, preprocess, notes = adapt_bundle(loaded, context.dataset.labels, channels, recipe, resolution)
         probe, damaged = None, {}
-        if recipe.head == "probe" and given.is_new and not model.head.weight.any():
-            probe = fit_head(model, preprocess, given, recipe, damaged, workers=options.workers)
+        if recipe.head == "probe" and context.is_new and not model.head.weight.any():
+            probe = fit_head(model, preprocess, context, recipe, damaged, workers=options.workers)
             notes += (
-                f"least squares on the frozen model's features, in {probe['seconds']:.1f} s, {_spoken_probe(probe)}",
+                f"the head fitted to the frozen features by least squares in {probe['seconds']:.1f} s"
+                f" {_describe_probe(probe)}",
             )
 
         rate_scale = 1.0
-        if recipe.rate_by_residual and given.is_new:
+        if recipe.rate_by_residual and context.is_new:
             rate_scale, reason = _scale_rate(model, probe)
             rate = f"{recipe.learning_rate * rate_scale:.2g} = {recipe.learning_rate:g} x {rate_scale:.3g}"
-            notes += (f"peak learning rate {rate} ({reason}; --lr sets another)",)
+            notes += (f"peak learning rate {rate} ({reason}; set another with --lr)",)
 
-        def body() -> AnyModel:
-            return adapt_bundle(loaded, given.dataset.labels, channels, recipe, resolution)[0]
+        def make_body() -> AnyModel:
+            return adapt_bundle(loaded, context.dataset.labels, channels, recipe, resolution)[0]
 
         key = bundle_key(bundle)
         origin = describe_origin(bundle, loaded, notes)
-        return StartingPoint(model, preprocess, key[:12], origin, notes, probe, damaged, body, rate_scale)
+        return StartingPoint(model, preprocess, key[:12], origin, notes, probe, damaged, make_body, rate_scale)
 
     return run(data, output, recipe, options, initialise, **controls)
 
 
 HeadReplacement = Callable[[AnyModel], tuple[AnyModel, str]]
-"""Makes a copy of a model with the head that the run needs, and a note about it."""
+"""Function that returns a copy of a model with the head that the run needs, and a note about the change."""
 
 
 def describe_origin(bundle: Bundle | str | Path, loaded: Bundle, notes: Iterable[str]) -> dict[str, Any]:
-    """What the provenance says of the bundle that a run begins with, and of the changes to it."""
+    """Return the provenance entry about the bundle that a run starts from, with the changes to it."""
     name = "in memory" if isinstance(bundle, Bundle) else escape_surrogates(str(bundle))
-    kept = ("data", "licence", "objective", "converted_from")
-    known = {name: loaded.provenance[name] for name in kept if name in loaded.provenance}
-    return {"finetuned_from": {"bundle": name, "manifest": bundle_key(bundle), "changes": list(notes), **known}}
+    keys = ("data", "licence", "objective", "converted_from")
+    inherited = {key: loaded.provenance[key] for key in keys if key in loaded.provenance}
+    return {"finetuned_from": {"bundle": name, "manifest": bundle_key(bundle), "changes": list(notes), **inherited}}
 
 
 def adapt_bundle(
     bundle: Bundle, labels: tuple[str, ...], channels: int, recipe: Recipe, resolution: Pair | None = None
 ) -> tuple[AnyModel, Preprocess, tuple[str, ...]]:
-    """The bundle's model for these classes, channels and resolution, its preprocessing, and notes about the changes."""
+    """Adapt a bundle to classes, channels and resolution.
+
+    Return a copy of its model, its preprocessing, and notes about the changes.
+    """
     return adapt_bundle_with(bundle, lambda model: replace_head(model, bundle, labels), channels, recipe, resolution)
 
 
 def adapt_bundle_with(
-    bundle: Bundle, new_head: HeadReplacement, channels: int, recipe: Recipe, resolution: Pair | None
+    bundle: Bundle, head_replacement: HeadReplacement, channels: int, recipe: Recipe, resolution: Pair | None
 ) -> tuple[AnyModel, Preprocess, tuple[str, ...]]:
-    """`adapt_bundle` with any new head.
+    """Adapt a bundle like `adapt_bundle`, with any function that replaces the head.
 
-    The resolution is the given one, otherwise the recipe's, otherwise the bundle's.
+    The argument `resolution` takes precedence over that of the recipe, and the recipe over the bundle.
     """
     model, preprocess, notes = bundle.model, bundle.preprocess, []
     settings = dict(recipe.model)
-    wanted = settings.pop("resolution", None)
-    wanted = wanted if resolution is None else resolution
-    if strange := sorted(settings.keys() - set(_CHANGEABLE)):
+    recipe_resolution = settings.pop("resolution", None)
+    resolution = recipe_resolution if resolution is None else resolution
+    if unsupported := sorted(settings.keys() - set(_CHANGEABLE)):
         raise UsageError(
-            f"Fine-tuning must keep the model but for resolution, {', '.join(_CHANGEABLE)}, got model.{strange[0]}."
+            f"Model settings in fine-tuning must be among resolution, {', '.join(_CHANGEABLE)}, got"
+            f" model.{unsupported[0]}."
         )
-    if wanted is not None:
-        model, note = _resize(model, wanted)
+    if resolution is not None:
+        model, note = _resize_model(model, resolution)
         notes += [note] if note else []
     if channels != model.config.channels:
         model, mean, std, note = adapt_channels(model, channels, preprocess.mean, preprocess.std)
         preprocess = preprocess.replace(mean=mean, std=std)
         notes.append(note)
-    model, note = new_head(model)
+    model, note = head_replacement(model)
     notes.append(note)
     if settings:
         model = model.clone_with(**settings)
@@ -136,123 +146,139 @@ def adapt_bundle_with(
     return model, Preprocess.from_json({**preprocess.to_json(), **changes}), tuple(notes)
 
 
-def _resize(model: AnyModel, wanted: int | Pair) -> tuple[AnyModel, str | None]:
-    before = model.config.resolution
-    model = model.resize(wanted)
-    if model.config.resolution == before:
+def _resize_model(model: AnyModel, resolution: int | Pair) -> tuple[AnyModel, str | None]:
+    """Return a copy of the model for another resolution, and a note; None if the resolution stays the same."""
+    old_resolution = model.config.resolution
+    model = model.resize(resolution)
+    if model.config.resolution == old_resolution:
         return model, None
     resize_note = surgery_of(model).resize_note
     rule = f", {resize_note}" if resize_note else ""
-    return model, f"{_spoken(before)} px became {_spoken(model.config.resolution)}{rule}"
+    return model, f"{_format_resolution(old_resolution)} px became {_format_resolution(model.config.resolution)}{rule}"
 
 
-def replace_head(model: AnyModel, bundle: Bundle, now: tuple[str, ...]) -> tuple[AnyModel, str]:
-    """If the classes are the bundle's, keep the head, in DATA's order. Otherwise a zero head without hidden layer."""
-    if (order := _same_classes(bundle, now)) is not None:
-        kept = model.clone_with()
+def replace_head(model: AnyModel, bundle: Bundle, labels: tuple[str, ...]) -> tuple[AnyModel, str]:
+    """Return a copy of the model with a head for the classes `labels`, and a note about it.
+
+    If these are the classes of the bundle, its head is kept and permuted to their order. Otherwise the copy has a new
+    head of zeros and no hidden layer before it.
+    """
+    if (order := _match_classes(bundle, labels)) is not None:
+        adapted = model.clone_with()
         with torch.no_grad():
-            kept.head.weight.copy_(model.head.weight[order])
-            kept.head.bias.copy_(model.head.bias[order])
-        return kept, f"the {len(now):,} classes are the bundle's own: its head stays"
-    fresh, notes = surgery_of(model).with_new_head(len(now))
-    return fresh, "; ".join([f"a new head for {len(now):,} classes", *notes])
+            adapted.head.weight.copy_(model.head.weight[order])
+            adapted.head.bias.copy_(model.head.bias[order])
+        return adapted, f"the {len(labels):,} classes are those of the bundle: its head is kept"
+    adapted, notes = surgery_of(model).with_new_head(len(labels))
+    return adapted, "; ".join([f"a new head for {len(labels):,} classes", *notes])
 
 
-def _same_classes(bundle: Bundle, now: tuple[str, ...]) -> list[int] | None:
-    """The bundle's index of each class, if the classes are those of the bundle: by name, or by index if it has no
-    names. (Ten classes named 0 to 9 are not those of a bundle with ten other names.)"""
+def _match_classes(bundle: Bundle, labels: tuple[str, ...]) -> list[int] | None:
+    """Return the bundle's index of each class, or None if these are not its classes or its head was not trained.
+
+    Classes are matched by name, or by index if the bundle has no names. Classes named 0 to 9 do not match a bundle with
+    ten other names.
+    """
     classes = bundle.model.config.classes
-    if not bundle.info.classifies or len(now) != classes:
+    if not bundle.info.classifies or len(labels) != classes:
         return None
-    if bundle.labels is not None and set(bundle.labels) != set(now):
+    if bundle.labels is not None and set(bundle.labels) != set(labels):
         return None
     try:
-        place, _ = match_labels(bundle.labels, classes, now)
+        indices, _ = match_labels(bundle.labels, classes, labels)
     except UsageError:
         return None
-    return place.tolist() if len(set(place.tolist())) == classes and bool(bundle.model.head.weight.any()) else None
+    order = indices.tolist()
+    return order if len(set(order)) == classes and bool(bundle.model.head.weight.any()) else None
 
 
 def extract_training_features(
     model: AnyModel,
     preprocess: Preprocess,
-    given: RunContext,
+    context: RunContext,
     recipe: Recipe,
     damaged: dict[str, str],
     *,
     workers: int,
     mirrored: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The frozen model's features of all training images that can be read, or of their mirror images, and their labels.
-    Each rank computes its part and gets all. The others are added to `damaged`."""
-    ranks, training = given.ranks, given.training
+    """Return the features and labels of all readable training images, or of their mirror images.
+
+    Each rank computes a share of the features and receives all of them. Unreadable images are added to `damaged`. The
+    model is moved to the device of the rank.
+    """
+    ranks, training = context.ranks, context.training
     model.to(ranks.device).eval()
     shares = [np.arange(len(training))[rank :: ranks.count] for rank in range(ranks.count)]
     on_damage = "error" if recipe.on_damage == "error" else "skip"
-    mine, part = training.select(shares[ranks.rank]), None
-    if len(mine):
+    share, part = training.select(shares[ranks.rank]), None
+    if len(share):
         part = extract_features(
-            model, preprocess, mine, mirrored=mirrored, workers=workers, on_damage=on_damage, damaged=damaged
+            model, preprocess, share, mirrored=mirrored, workers=workers, on_damage=on_damage, damaged=damaged
         )
     features = np.concatenate([part for part in ranks.gather(part) if part is not None])
     labels = training.labels[np.concatenate(shares)]
-    known = np.isfinite(features).all(axis=1)
-    return features[known], labels[known]
+    is_readable = np.isfinite(features).all(axis=1)
+    return features[is_readable], labels[is_readable]
 
 
 def fit_head(
     model: AnyModel,
     preprocess: Preprocess,
-    given: RunContext,
+    context: RunContext,
     recipe: Recipe,
     damaged: dict[str, str],
     *,
     workers: int,
 ) -> dict[str, Any]:
-    """Fit the model's head by least squares on its features; returns its leave-one-out accuracy, or mAP. The first rank
-    solves; unreadable images are added to `damaged`."""
-    began = time.monotonic()
-    given.tell(f"computing features of {len(given.training):,} images for the head")
-    features, labels = extract_training_features(model, preprocess, given, recipe, damaged, workers=workers)
+    """Fit the head of the model in place, by least squares on its features of the training images.
+
+    Return the leave-one-out accuracy (or mAP), the residual and the duration. The first rank solves; unreadable images
+    are added to `damaged`.
+    """
+    start = time.monotonic()
+    context.tell(f"computing features of {len(context.training):,} images for the head")
+    features, labels = extract_training_features(model, preprocess, context, recipe, damaged, workers=workers)
 
     def solve() -> tuple[Linear, dict[str, Any]]:
         linear, left_out = fit_ridge_head(features, labels, classes=model.config.classes)
         count = len(features)
         if labels.ndim == 2:
-            mean_precision = score_labels(left_out, labels, given.dataset.labels)["map"]
+            mean_precision = score_labels(left_out, labels, context.dataset.labels)["map"]
             return linear, {"map": mean_precision, "count": count, "residual": 1 - mean_precision}
-        right = int((left_out.argmax(axis=1) == labels).sum())
+        correct = int((left_out.argmax(axis=1) == labels).sum())
         residual = 1 - float(torch.from_numpy(left_out).softmax(dim=1)[np.arange(count), labels].mean())
-        scores = {"accuracy": right / count, "interval": wilson_interval(right, count)}
+        scores = {"accuracy": correct / count, "interval": wilson_interval(correct, count)}
         return linear, {**scores, "count": count, "residual": residual}
 
-    linear, found = given.ranks.run_on_first(solve)
+    linear, scores = context.ranks.run_on_first(solve)
     with torch.no_grad():
         model.head.weight.copy_(torch.from_numpy(linear.weight.T))
         model.head.bias.copy_(torch.from_numpy(linear.bias))
-    return {**found, "seconds": round(time.monotonic() - began, 2)}
+    return {**scores, "seconds": round(time.monotonic() - start, 2)}
 
 
-def _spoken_probe(probe: dict[str, Any]) -> str:
-    on = f"{probe['count']:,} training images, each left out in turn"
+def _describe_probe(probe: dict[str, Any]) -> str:
+    """Describe the leave-one-out score of a head fitted by least squares."""
+    images = f"{probe['count']:,} training images, each left out in turn"
     if "map" in probe:
-        return f"has mAP {probe['map']:.1%} on {on}"
+        return f"has mAP {probe['map']:.1%} on {images}"
     low, high = probe["interval"]
-    return f"is right on {probe['accuracy']:.1%} of {on} (95 % interval {low:.1%} to {high:.1%})"
+    return f"classifies {probe['accuracy']:.1%} of {images}, correctly (95 % interval {low:.1%} to {high:.1%})"
 
 
 def _scale_rate(model: AnyModel, probe: dict[str, Any] | None) -> tuple[float, str]:
-    """The factor of the learning rate, and where it comes from."""
+    """Return the factor of the learning rate in fine-tuning, and the reason for its value."""
     if probe is None:
         if model.head.weight.any():
-            return _KEPT_HEAD_RESIDUAL, "usual for the bundle's own head"
+            return _KEPT_HEAD_RESIDUAL, "default for the head of the bundle"
         return 1 - 1 / max(model.config.classes, 2), "a head that starts at zero"
-    if probe["residual"] < _LEAST_RESIDUAL:
-        return _LEAST_RESIDUAL, "the smallest factor: the head makes hardly any mistake"
+    if probe["residual"] < _MIN_RESIDUAL:
+        return _MIN_RESIDUAL, "the minimum: the head makes almost no mistakes"
     if "map" in probe:
-        return probe["residual"], "1 - mAP of the head: the better it is, the smaller the steps"
-    return probe["residual"], "mean probability the head gives to wrong labels: the better it is, the smaller the steps"
+        return probe["residual"], "1 - mAP of the head: a better head gives smaller steps"
+    return probe["residual"], "mean probability that the head gives to wrong labels: a better head gives smaller steps"
 
 
-def _spoken(pair: Pair) -> str:
+def _format_resolution(pair: Pair) -> str:
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]} x {pair[1]}"

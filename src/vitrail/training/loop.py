@@ -29,7 +29,7 @@ from vitrail.data.loader import Batch, Loader
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.base import AnyModel
 from vitrail.training.average import WeightAverage
-from vitrail.training.callback import Callback, Step, asks_to_stop
+from vitrail.training.callback import Callback, Step, is_stop_request
 from vitrail.training.gradients import layer_gradient_norms
 from vitrail.training.length import measure_steps
 from vitrail.training.objectives.base import Objective, Task, make_objective
@@ -49,10 +49,10 @@ LOG_EVERY = 10
 
 
 class StepResult(NamedTuple):
-    """Result of one step. All ranks agree on it, except for `loss`."""
+    """Result of one training step. All fields except `loss` are equal on all ranks."""
 
     loss: float
-    """This rank's part of the loss."""
+    """Share of this rank in the mean loss."""
     is_finite: bool
     """Whether loss and gradient were finite on all ranks; otherwise the step was skipped."""
     signal: int
@@ -61,7 +61,10 @@ class StepResult(NamedTuple):
 
 
 class Trainer:
-    """Trains a model: `Trainer(model, preprocess, training, held_out, recipe, options, Ranks()).fit()`."""
+    """Trains a model: `Trainer(model, preprocess, training, held_out, recipe, options, Ranks()).fit()`.
+
+    `labels` are the names of the classes, and `learned` has initial values for parameters of the objective.
+    """
 
     def __init__(
         self,
@@ -107,12 +110,12 @@ class Trainer:
         self.recent_losses: collections.deque[float] = collections.deque(maxlen=LOG_EVERY)
 
         self.gradient_norms: list[float] = []
-        self.began = self._saved = time.monotonic()
-        self._runner: Any = self.objective
+        self.start_time = self._last_save_time = time.monotonic()
+        self._wrapped_objective: Any = self.objective
         if options.compile:
-            self._runner = torch.compile(self._runner)
+            self._wrapped_objective = torch.compile(self._wrapped_objective)
         if ranks.count > 1:
-            self._runner = DistributedDataParallel(self._runner)
+            self._wrapped_objective = DistributedDataParallel(self._wrapped_objective)
 
     def _make_loader(self, split: Split, **settings: Any) -> Loader:
         return Loader(
@@ -127,12 +130,12 @@ class Trainer:
         )
 
     def evaluation_loader(self, split: Split) -> Loader:
-        """Return a loader that reads each image of a split once, in order. Damaged images are never substituted."""
+        """Return a loader that reads each image of a split once, in order. Unreadable images are never substituted."""
         on_damage = "error" if self.recipe.on_damage == "error" else "skip"
         return self._make_loader(split, batch=max(self.recipe.batch, 64), shuffle=False, on_damage=on_damage)
 
     def blank_batch(self, count: int = 2) -> tuple[Tensor, Tensor]:
-        """Return blank images (batch normalisation needs two) with arbitrary labels."""
+        """Return a batch of zeros with arbitrary labels. The default of two images is the minimum for BatchNorm."""
         shape, device = (count, self.preprocess.channels, *self.preprocess.resolution), self.ranks.device
         label = torch.from_numpy(self.loader.split.labels[:1])
         return torch.zeros(shape, device=device), label.new_zeros((count, *label.shape[1:]), device=device)
@@ -142,32 +145,32 @@ class Trainer:
         """Number of steps; None if the recipe has a time limit."""
         if self.recipe.epochs is None:
             return self.recipe.steps
-        return max(self.recipe.epochs, self._least_epochs) * self.loader.steps
+        return max(self.recipe.epochs, self._minimum_epochs) * self.loader.steps
 
     @property
-    def _least_epochs(self) -> int:
+    def _minimum_epochs(self) -> int:
         """Number of epochs in which the model sees the recipe's `least_images`."""
         return math.ceil(self.recipe.least_images / len(self.loader.split))
 
     @property
     def _evaluate_every(self) -> int:
         """Epochs between evaluations. Additional epochs for few images do not add evaluations."""
-        stretch = math.ceil(self._least_epochs / (self.recipe.epochs or 1))
-        return self.recipe.evaluate_every * max(stretch, 1)
+        factor = math.ceil(self._minimum_epochs / (self.recipe.epochs or 1))
+        return self.recipe.evaluate_every * max(factor, 1)
 
     @property
     def elapsed_seconds(self) -> float:
         """Seconds of the run so far, including those before interruptions."""
-        return self.seconds + time.monotonic() - self.began
+        return self.seconds + time.monotonic() - self.start_time
 
     @property
     def progress(self) -> RunProgress:
-        """Number of steps done, of the complete run, and seconds."""
+        """Number of steps done, number of planned steps, and seconds."""
         return RunProgress(self.step, self.total, self.elapsed_seconds)
 
     @property
     def peak_learning_rate(self) -> float:
-        """Peak learning rate: the recipe's, scaled for the starting point."""
+        """Peak learning rate of the recipe, scaled for the starting point."""
         return self.recipe.learning_rate * self.rate_scale
 
     def _learning_rate(self, step: int) -> float:
@@ -184,35 +187,34 @@ class Trainer:
         state: dict[str, Any] | None = None,
         stop: StopSignal | None = None,
     ) -> None:
-        """Train from the current step to the last one of the recipe; `kept_model` is the trained model.
+        """Train from the current step to the last step of the recipe; `kept_model` is then the trained model.
 
-        Every rank calls `callback` after each step. Events go to `log`. Checkpoints are written into the folder
-        `checkpoints`, with the fields of `state` in addition; None writes none. A signal in `stop` ends the run after
-        the step.
+        Every rank calls `callback` after each step. Events go to `log`. Checkpoints with the additional fields `state`
+        are written to `checkpoints` unless it is None. A signal in `stop` raises Interrupted after the current step.
         """
         if self.planned_steps is None and not self.total:
             self.total = int(self.ranks.broadcast(measure_steps(self, 60 * (self.recipe.minutes or 0.0))))
         log = RunLog(Path(), self.total, writes=False) if log is None else log
         self.mark_saved()
-        images, since = 0, time.perf_counter()
+        images, interval_start = 0, time.perf_counter()
         for epoch, batch in self._batches():
             step = self.update(batch, stop)
-            self._count_step(batch, step, log)
+            self._record_step(batch, step, log)
             images += batch.global_size
             is_last = self.step == self.total
             ends_epoch = is_last or self.step % self.loader.steps == 0
             numbers = None
             if ends_epoch or self.step % LOG_EVERY == 0:
                 now = time.perf_counter()
-                numbers = self._log_step(epoch, images / (now - since), log)
-                images, since = 0, now
+                numbers = self._log_step(epoch, images / (now - interval_start), log)
+                images, interval_start = 0, now
             is_evaluated = ends_epoch and (is_last or (epoch + 1) % self._evaluate_every == 0)
             if is_evaluated:
                 self.evaluate(epoch, log)
-                since = time.perf_counter()
-            problem = None
+                interval_start = time.perf_counter()
+            failure = None
             if callback is not None:
-                wants_stop, problem = self._call(callback, epoch, step)
+                wants_stop, failure = self._call_callback(callback, epoch, step)
                 if wants_stop and not is_last and self.stopped is None:
                     self.stopped = "callback"
                     if not is_evaluated:
@@ -221,17 +223,17 @@ class Trainer:
                 log.progress(self.step, numbers, "" if self.latest is None else self.objective.describe(self.latest))
             if self.stopped is not None:
                 self._log_stop(self.stopped, log)
-            if step.signal or ends_epoch or step.is_checkpoint_due or self.stopped is not None or problem is not None:
+            if step.signal or ends_epoch or step.is_checkpoint_due or self.stopped is not None or failure is not None:
                 self.collect_damage(log)
                 if checkpoints is not None:
                     save_trainer(self, checkpoints, state or {}, log, required=bool(step.signal))
                 if not step.signal:
                     log.update(self.progress)
-            if problem is not None:
-                log.write("callback-failed", step=self.step, error=f"{type(problem).__name__}: {problem}")
-                raise problem
+            if failure is not None:
+                log.write("callback-failed", step=self.step, error=f"{type(failure).__name__}: {failure}")
+                raise failure
             if step.signal:
-                self._interrupt(step.signal, log)
+                self._raise_interrupted(step.signal, log)
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         """Yield this rank's batches with their epoch, from the current step to the end."""
@@ -243,8 +245,8 @@ class Trainer:
                     if self.step == self.total or self.stopped is not None:
                         return
 
-    def _count_step(self, batch: Batch, step: StepResult, log: RunLog) -> None:
-        """Count the step. A step that was not finite raises an error or is skipped, as the recipe says."""
+    def _record_step(self, batch: Batch, step: StepResult, log: RunLog) -> None:
+        """Count the step and store its loss. A step that was not finite is logged and raises if the recipe says so."""
         self.recent_losses.append(step.loss if step.is_finite else math.nan)
         if not step.is_finite:
             self.skipped_steps += 1
@@ -260,12 +262,12 @@ class Trainer:
         if self.recipe.on_nonfinite == "stop":
             raise VitrailError(
                 f"Loss or gradient is not finite at step {self.step} (samples {str(samples[:8])[1:-1]}, ...;"
-                " all in metrics.jsonl). Lower the learning rate or clip gradients; checkpoints before it are intact."
+                " all in metrics.jsonl). Lower the learning rate or clip gradients. Earlier checkpoints are intact."
             )
         log.say(f"warning: loss or gradient is not finite at step {self.step}; the step is skipped")
 
     def _log_step(self, epoch: int, speed: float, log: RunLog) -> dict[str, float]:
-        """Log the mean loss of the last steps, the learning rate and the speed, and return them."""
+        """Log the mean loss of the last steps over all ranks, the learning rate and the speed, and return them."""
         losses = [loss for loss in self.recent_losses if math.isfinite(loss)]
         (mean,) = self.ranks.reduce_sum(sum(losses) / max(len(losses), 1))
         numbers = {
@@ -277,14 +279,13 @@ class Trainer:
         log.write("step", step=self.step, epoch=epoch, seconds=round(self.elapsed_seconds, 2), **numbers, **gradients)
         return numbers
 
-    def _call(self, callback: Callback, epoch: int, result: StepResult) -> tuple[bool, BaseException | None]:
-        """Call the user's function.
+    def _call_callback(self, callback: Callback, epoch: int, result: StepResult) -> tuple[bool, BaseException | None]:
+        """Call the user's callback. Return whether it asked to stop on any rank, and an exception if it failed on any.
 
-        Return whether it asked to stop on any rank, and an error if it failed on any rank. The error is raised later,
-        after all ranks have saved a checkpoint.
+        The caller raises the exception after all ranks have saved a checkpoint.
         """
         (loss,) = self.ranks.reduce_sum(result.loss)
-        wants_stop, problem = False, None
+        wants_stop, failure = False, None
         self.objective.eval()
         step = Step(
             step=self.step,
@@ -296,13 +297,13 @@ class Trainer:
             held_out=self.latest,
         )
         try:
-            wants_stop = asks_to_stop(callback(step))
-        except (Exception, SystemExit) as error:  # any error of user code is raised unchanged
-            problem = error
-        wants_stop, fails = map(bool, self.ranks.reduce_max(wants_stop, problem is not None))
-        if fails and problem is None:
-            problem = VitrailError("The callback of another rank raised an error; see its own error message.")
-        return wants_stop, problem
+            wants_stop = is_stop_request(callback(step))
+        except (Exception, SystemExit) as error:  # any exception of the callback is raised unchanged
+            failure = error
+        wants_stop, fails = map(bool, self.ranks.reduce_max(wants_stop, failure is not None))
+        if fails and failure is None:
+            failure = VitrailError("The callback of another rank raised an error; see its own error message.")
+        return wants_stop, failure
 
     def _log_stop(self, reason: StopReason, log: RunLog) -> None:
         """Log that the run ends before its last step."""
@@ -314,7 +315,7 @@ class Trainer:
             explanation = f"{outcome} in {pluralise(self.evaluations_since_best, 'evaluation')} on the held-out images"
         log.say(f"stopped after step {self.step} of {self.total}: {explanation}")
 
-    def _interrupt(self, number: int, log: RunLog) -> None:
+    def _raise_interrupted(self, number: int, log: RunLog) -> None:
         name = signal.Signals(number).name
         log.write("stop", step=self.step, signal=name)
         raise Interrupted(
@@ -326,7 +327,7 @@ class Trainer:
     # One step
 
     def update(self, batch: Batch, stop: StopSignal | None = None) -> StepResult:
-        """Make one step. If loss or gradient is not finite on any rank, no rank changes its weights."""
+        """Update the weights with one batch, unless the loss or gradient is not finite on any of the ranks."""
         set_learning_rate(self.optimisers, self._learning_rate(self.step))
         seed = rng.bits(self.options.seed, self.step, self.ranks.rank, stream="step")
         torch.manual_seed(int(seed[0] >> np.uint64(1)))
@@ -339,9 +340,9 @@ class Trainer:
         parts = list(self.split_batch(batch))
         for number, (arguments, weights) in enumerate(parts):
             is_last = number == len(parts) - 1
-            with contextlib.nullcontext() if is_last or self.ranks.count == 1 else self._runner.no_sync():
+            with contextlib.nullcontext() if is_last or self.ranks.count == 1 else self._wrapped_objective.no_sync():
                 with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.options.amp):
-                    losses = self._runner(*arguments)
+                    losses = self._wrapped_objective(*arguments)
                 # DDP averages gradients over ranks; the loss is the mean over the images of all ranks.
                 mean = (losses * weights).sum() / batch.global_size
                 (mean * self.ranks.count).backward()
@@ -353,12 +354,12 @@ class Trainer:
         if self.recipe.clip:
             torch._foreach_mul_(gradients, torch.clamp(self.recipe.clip / (norm + 1e-6), max=1.0))
         is_finite = math.isfinite(loss) and bool(norm.isfinite())
-        is_due = self.ranks.is_first and time.monotonic() - self._saved >= self.options.checkpoint_seconds
-        # All ranks must agree whether to step, to stop and to save.
-        is_wrong, signal_number, is_due = map(
+        is_due = self.ranks.is_first and time.monotonic() - self._last_save_time >= self.options.checkpoint_seconds
+        # All ranks must make the same decision to update weights, to stop and to save.
+        is_nonfinite, signal_number, is_due = map(
             int, self.ranks.reduce_max(not is_finite, stop.signal if stop else 0, is_due)
         )
-        if is_wrong:
+        if is_nonfinite:
             for buffer, before in statistics_before:
                 buffer.copy_(before)
         else:
@@ -366,12 +367,12 @@ class Trainer:
                 optimiser.step()
             if self.average:
                 self.average.update(self.objective, self.step + 1)
-        return StepResult(loss, not is_wrong, signal_number, bool(is_due))
+        return StepResult(loss, not is_nonfinite, signal_number, bool(is_due))
 
     def split_batch(self, batch: Batch) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
         """Yield the `accumulate` parts of a batch: the arguments of the objective and the weight of each image."""
         device = self.ranks.device
-        if not len(batch.labels):  # there are fewer images than ranks: this one takes part with weight 0
+        if not len(batch.labels):  # fewer images than ranks: this rank takes part with weight 0
             yield (*self.blank_batch(), None, None), torch.zeros(2, device=device)
             return
         images = self.preprocess.scale(batch.pixels.to(device))
@@ -392,13 +393,13 @@ class Trainer:
         return [(buffer, buffer.clone()) for name, buffer in self.objective.named_buffers() if ".running_" in name]
 
     def mark_saved(self) -> None:
-        """Start the time to the next checkpoint."""
-        self._saved = time.monotonic()
+        """Restart the interval until the next checkpoint."""
+        self._last_save_time = time.monotonic()
 
     # Evaluation
 
     def evaluate(self, epoch: int, log: RunLog) -> None:
-        """Evaluate the kept model, remember it if it is the best so far, and end the run if patience is exhausted."""
+        """Evaluate the kept model, store its weights if they are the best, and stop if patience is exhausted."""
         evaluation = self.ranks.broadcast(self.evaluate_held_out())  # ranks may differ in the last bits
         if evaluation is None:
             return
@@ -427,7 +428,7 @@ class Trainer:
         return None if self.held_out_loader is None else self.evaluate_loader(self.held_out_loader)
 
     def evaluate_loader(self, loader: Loader) -> dict[str, Any]:
-        """Return metrics and score of the kept model on the images of a loader, each pluralise once over all ranks."""
+        """Return metrics and score of the kept model on the images of a loader, each counted once over all ranks."""
         objective = self.kept_objective
         was_training = objective.training
         objective.eval()
@@ -444,14 +445,14 @@ class Trainer:
                 yield images, batch.labels.to(device), batch.weights.double()
 
     def evaluate_starting_point(self) -> None:
-        """Evaluate the model before the first step, and store its head in every checkpoint."""
+        """Evaluate the model before the first step, and copy its head, which checkpoints will contain."""
         scores = self.evaluate_held_out()
         is_usable = scores is not None and scores["count"] and math.isfinite(scores["loss"])
         self.starting_scores = scores if is_usable else {"count": 0}
         self.starting_head = self.clone_head()
 
     def collect_damage(self, log: RunLog, *loaders: Loader) -> None:
-        """Report each unreadable image of this run's loaders and of `loaders` once, whichever rank read it."""
+        """Log each unreadable image of all loaders once. Raise CorruptFileError if no training image is left."""
         local = {}
         for loader in (self.loader, self.held_out_loader, *loaders):
             local |= loader.damaged if loader is not None else {}
@@ -465,7 +466,7 @@ class Trainer:
         if self.damaged and all(split.image_name(index) in self.damaged for index in range(len(split))):
             raise CorruptFileError(f"No image of {split.name} can be read: {next(iter(self.damaged.values()))}")
 
-    # The model to keep: the starting point, the best one or the last one
+    # The model to keep: the starting point, the best weights or the last weights
 
     @property
     def kept_model(self) -> AnyModel:
@@ -478,11 +479,11 @@ class Trainer:
         return self.average.model if self.average else self.objective  # ty: ignore[invalid-return-type]
 
     def restore_starting_point(self, body: AnyModel) -> None:
-        """Replace the weights of the kept model by those of `body` with the head of the starting point."""
+        """Replace the weights of the kept model by those of `body`, with the head of the starting point."""
         self.kept_model.load_state_dict({**body.state_dict(), **self.starting_head})
 
     def restore_best(self) -> bool:
-        """Replace the kept weights by the best ones on the held-out images. Return whether there are any."""
+        """Replace the kept weights by the best weights on the held-out images. Return False if none are stored."""
         if not self.best_weights or self.best is None:
             return False
         self.kept_objective.load_state_dict(self.best_weights)

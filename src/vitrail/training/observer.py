@@ -1,6 +1,7 @@
-"""Observers of a run: the metrics log, TensorBoard, the progress line, snapshots, and what `api` passes in (a report).
+"""The interface of observers of a training run.
 
-They exist on the first rank only, and never change the run.
+The metrics log, the TensorBoard event file, the progress line, snapshots and the run report of `vitrail.api` are
+observers. They exist on the first rank only and never change the run.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ class RunProgress(NamedTuple):
     step: int
     total: int
     seconds: float
-    """Including those before interruptions."""
+    """Duration of training, including the time before interruptions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class RunInfo:
     """Facts about a run that do not change while it trains."""
 
     folder: Path
-    """RUN, which contains `metrics.jsonl`."""
+    """The folder RUN, which contains `metrics.jsonl`."""
     data: str | None
     """DATA as the user gave it; None if it has no name."""
     dataset: Dataset
@@ -40,11 +41,10 @@ class RunInfo:
     watched: str
     """Metric of an evaluation that is shown during training, between 0 and 1."""
     watched_name: str
-    """Its name in English."""
+    """English name of the metric `watched`."""
     korean: Mapping[str, str]
-    """Korean of the objective's words (see `Objective.korean`)."""
+    """Korean translations of the texts of the objective (see `Objective.korean`)."""
     peak_learning_rate: float
-    """Peak learning rate."""
     steps_per_epoch: int
     say: Say
     """Prints a line for the user."""
@@ -52,29 +52,32 @@ class RunInfo:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """The end of a run."""
+    """Results of a run that has ended."""
 
     bundle: Bundle
     judgement: Judgement | None
-    """The final evaluation, if there is one."""
+    """The final evaluation; None if there is none."""
     split: Split
     """The images of the final evaluation; the training images if there is none."""
     illustrate: Callable[[], IllustrationArrays | None]
-    """Computes what the objective makes of some of these images, which may take a while."""
+    """Computes the illustration of the objective for some images of `split`, which may be slow."""
 
 
 class Observer:
-    """Follows a run. Each method does nothing by default."""
+    """Base class of observers. Each method does nothing by default."""
 
     def record(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Called for each line of `metrics.jsonl`. Numbers that are not finite are None."""
+        """Called for each event, which is a line of `metrics.jsonl`. Numbers that are not finite are None."""
 
     def step(self, number: int) -> None:
         """Called after each step, and once before the first one, with the number of steps done."""
 
     def progress(self, step: int, numbers: Mapping[str, float], held_out: str) -> None:
-        """Called every few steps with `loss`, `learning_rate` and `images_per_second`, and the latest evaluation in
-        words."""
+        """Called every few steps.
+
+        `numbers` has `loss`, `learning_rate` and `images_per_second`; `held_out` describes the latest evaluation
+        ("accuracy 93.4%") and is empty before the first.
+        """
 
     def update(self, position: RunProgress) -> None:
         """Called after evaluations and checkpoints."""
@@ -86,8 +89,8 @@ class Observer:
         """Called when the bundle is written."""
 
     def close(self) -> None:
-        """Called at the end of the run, however it ended."""
+        """Called at the end of the run, also after an error."""
 
 
 ObserverFactory = Callable[[RunInfo], Observer]
-"""Makes an observer when a run starts or resumes, for instance `reports.run_report.RunReport`."""
+"""Function that creates an observer when a run starts or resumes, for instance `reports.run_report.RunReport`."""

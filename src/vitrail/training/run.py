@@ -1,4 +1,4 @@
-"""A run, from DATA and a model to a folder with a bundle and a report."""
+"""A training run: from DATA and a starting point to a folder with checkpoints, metrics and a bundle."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources.registry import AnyData, open_data
 from vitrail.evaluation.history import read_events
-from vitrail.evaluation.predictions.saved_predictions import PREDICTIONS_FILE as ANSWERS
+from vitrail.evaluation.predictions.saved_predictions import PREDICTIONS_FILE
 from vitrail.models import zoo
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
@@ -55,20 +55,20 @@ from vitrail.training.stop import StopSignal
 
 
 class RunControls(TypedDict, total=False):
-    """Keywords of `run`, which the functions that train pass on."""
+    """Keyword arguments of `run`, which `train` and `finetune` pass on to it."""
 
     resumes: bool
     """Whether to continue from the newest checkpoint in the folder."""
     force: bool
     """Whether to overwrite another run."""
     quiet: bool
-    """Print no notes and no progress."""
+    """Whether to print neither notes nor progress."""
     command: str
-    """How the run was started, for the record."""
+    """The command or call that started the run, for the log and the provenance."""
     callback: Callback | None
     """Called after every step."""
     observers: Iterable[ObserverFactory]
-    """Made on the first rank."""
+    """Factories of observers, called on the first rank."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -80,26 +80,26 @@ class Result:
     bundle: Bundle
     """The model, ready to use."""
     scores: dict[str, Any] | None
-    """Scores on the test images, otherwise on the held-out ones (see `split`); None if there are neither, or if the
-    objective has no final evaluation."""
+    """Scores on the test images, otherwise on the held-out images (see the key `split`). None without such images,
+    or if the objective has no final evaluation."""
     sentence: str | None
     """The scores as a sentence."""
     steps: int
     """Number of steps done."""
     total: int
-    """Number of steps of the whole length; more than `steps` if the run was `stopped`."""
+    """Number of steps that were planned; more than `steps` if the run was `stopped`."""
     stopped: StopReason | None
-    """What ended the run before its last step: patience, callback or nothing."""
+    """Reason for an end before the last step: patience or callback; None if the run was complete."""
     seconds: float
     """Duration of the run, including interrupted parts."""
     history: list[dict[str, Any]]
-    """The lines of metrics.jsonl: losses, held-out scores and the rest, each with its `event` and `step`."""
+    """The events in metrics.jsonl, such as losses and held-out scores, each with its `event` and `step`."""
     is_first: bool = True
-    """Whether this process wrote the folder: with several ranks, one of them does."""
+    """Whether this process is the first rank, which writes the folder."""
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy on the test images, otherwise on the held-out ones."""
+        """Accuracy on the test images, otherwise on the held-out images."""
         return None if self.scores is None else self.scores.get("accuracy")
 
     def __repr__(self) -> str:
@@ -127,19 +127,24 @@ def train(
     options: Options,
     **controls: Unpack[RunControls],
 ) -> Result:
-    """Train a model of this name from scratch. Only notes and progress are printed, to stderr, unless `quiet`."""
-    if recipe.head == "probe":
-        raise UsageError("Head must be zero where a model begins with its first weights, got probe. See finetune.")
+    """Train the model named `model` from scratch on DATA and return the result; files are written to `output`.
 
-    def initialise(given: RunContext) -> StartingPoint:
-        config = resolve_model(zoo.find(model), given.dataset, recipe)
-        preprocess = make_preprocess(config, given.training, recipe)
+    Notes and progress are printed to stderr unless `quiet` is set.
+    """
+    if recipe.head == "probe":
+        raise UsageError(
+            "Head must be zero when training from scratch, got probe. Use finetune for a head fitted by least squares."
+        )
+
+    def initialise(context: RunContext) -> StartingPoint:
+        config = resolve_model(zoo.find(model), context.dataset, recipe)
+        preprocess = make_preprocess(config, context.training, recipe)
         torch.manual_seed(options.seed)
         network = build(config)
         if recipe.head_bias and network.head.bias is not None:
             torch.nn.init.constant_(network.head.bias, recipe.head_bias)
         network.prepare(
-            lambda count: sample_training_images(given.training, preprocess, count, options.seed), options.seed
+            lambda count: sample_training_images(context.training, preprocess, count, options.seed), options.seed
         )
         return StartingPoint(network, preprocess, notes=zoo.alias_notes(model))
 
@@ -160,101 +165,104 @@ def run(
     callback: Callback | None = None,
     observers: Iterable[ObserverFactory] = (),
 ) -> Result:
-    """A run from any initial model: claim the folder, begin or resume, train, evaluate, write the bundle."""
-    began = time.monotonic()
+    """Run a training from any starting point, which `initialise` builds, and return the result.
+
+    The function claims the folder `output`, starts or resumes the training, evaluates the model and writes the bundle.
+    """
+    start_time = time.monotonic()
     folder = RunFolder(output, resumes=resumes, force=force)
     recipe.check_length()
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(join(options.device))
         tell = say if ranks.is_first and not quiet else say_nothing
-        _use_threads(options, ranks, stack, tell)
-        dataset, training, held_out = _open(data, recipe, options)
-        goes_on = _resumes(folder, ranks, stack)
-        initial = initialise(RunContext(dataset, training, ranks, is_new=not goes_on, tell=tell))
-        recipe, decay_notes = _decay_for(initial.model, recipe)
-        trainer = _make_trainer(initial, dataset, (training, held_out), recipe, options, ranks, stack)
-        if trainer.planned_steps != 0 and not goes_on:
+        _set_threads(options, ranks, stack, tell)
+        dataset, training, held_out = _open_training_data(data, recipe, options)
+        is_resumed = _check_and_lock_folder(folder, ranks, stack)
+        starting_point = initialise(RunContext(dataset, training, ranks, is_new=not is_resumed, tell=tell))
+        recipe, decay_notes = _resolve_layer_decay(starting_point.model, recipe)
+        trainer = _make_trainer(starting_point, dataset, (training, held_out), recipe, options, ranks, stack)
+        if trainer.planned_steps != 0 and not is_resumed:
             check_memory(trainer)
-        trainer.began = began
-        trainer.loader.damaged |= initial.damaged
+        trainer.start_time = start_time
+        trainer.loader.damaged |= starting_point.damaged
 
-        config = _config(dataset, initial, recipe, options, command)
+        config = _format_config(dataset, starting_point, recipe, options, command)
         is_new = ranks.run_on_first(lambda: folder.claim(config, stack, tell))
-        agreed = _agreed(initial, dataset, recipe, options)
-        checkpoint, notes = (None, []) if is_new else resume(trainer, folder.path, agreed)
+        fixed_settings = _fixed_settings(starting_point, dataset, recipe, options)
+        checkpoint, notes = (None, []) if is_new else resume(trainer, folder.path, fixed_settings)
         changes = []
         if checkpoint is not None:
-            initial = dataclasses.replace(initial, origin=checkpoint.state["origin"])
-            changes = _changes(checkpoint, options, ranks)
+            starting_point = dataclasses.replace(starting_point, origin=checkpoint.state["origin"])
+            changes = _describe_changed_environment(checkpoint, options, ranks)
         else:
-            if not is_new:  # it was killed before its first checkpoint, and may be another run now
+            if not is_new:  # the run was killed before its first checkpoint, so other settings are allowed
                 ranks.run_on_first(lambda: folder.write_config(config))
-            notes += _prepare(trainer, initial, began)
+            notes += _prepare_new_run(trainer, starting_point, start_time)
 
         if options.amp and trainer.step < trainer.total:
             notes.append(describe_bfloat16_speed(trainer))
         log = stack.enter_context(RunLog(folder.path, trainer.total, writes=ranks.is_first, tell=tell))
         if ranks.is_first:
-            info = _info(folder.path, data, dataset, trainer, command, log)
+            info = _make_run_info(folder.path, data, dataset, trainer, command, log)
             _add_observers(log, observers, info, trainer)
-        stack.enter_context(log.failures(lambda: trainer.progress))
+        stack.enter_context(log.report_failures(lambda: trainer.progress))
         stack.enter_context(explain_shortage(trainer))
         with StopSignal().catch() as stop:
-            for note in (*dataset.notes, *initial.notes, *decay_notes, *notes, *changes):
+            for note in (*dataset.notes, *starting_point.notes, *decay_notes, *notes, *changes):
                 log.say(f"note: {note}")
             if checkpoint is not None:
                 log.write("resume", step=trainer.step, exact=not changes)
-                log.say(_goes_on(trainer))
+                log.say(_describe_resumption(trainer))
             else:
-                _introduce(log, initial, dataset, training, held_out, trainer)
+                _log_start(log, starting_point, dataset, training, held_out, trainer)
             log.step(trainer.step)
-            state = {**agreed, **_circumstances(options, ranks), "origin": initial.origin}
+            state = {**fixed_settings, **_environment(options, ranks), "origin": starting_point.origin}
             if trainer.total:
                 trainer.fit(callback, log=log, checkpoints=folder.checkpoints, state=state, stop=stop)
 
         split = dataset.splits.get("test", held_out)
-        bundle, judgement = conclude(trainer, initial, dataset, split, log, agreed["data"], command)
+        bundle, judgement = conclude(trainer, starting_point, dataset, split, log, fixed_settings["data"], command)
         if ranks.is_first:
             _write_results(folder.path, dataset, trainer, bundle, judgement, split, log)
-    return _result(folder.path, trainer, bundle, judgement)
+    return _make_result(folder.path, trainer, bundle, judgement)
 
 
-def _use_threads(options: Options, ranks: Ranks, stack: contextlib.ExitStack, tell: Say) -> None:
-    """Set the number of threads until `stack` ends, and restore torch's random numbers then."""
+def _set_threads(options: Options, ranks: Ranks, stack: contextlib.ExitStack, tell: Say) -> None:
+    """Set the number of torch threads. When `stack` closes, it and torch's random state are restored."""
     if ranks.device.type != "cpu":
         tell(f"note: {describe_use(ranks.device)}")
-    # The seed and the number of threads belong to the process: whoever called finds them as they were.
+    # Seed and number of threads are global to the process; the caller must find them unchanged.
     stack.enter_context(torch.random.fork_rng([ranks.device] if ranks.device.type == "cuda" else []))
     stack.callback(torch.set_num_threads, torch.get_num_threads())
     if options.threads:
         torch.set_num_threads(options.threads)
 
 
-def _open(data: AnyData, recipe: Recipe, options: Options) -> tuple[Dataset, Split, Split | None]:
-    """The data set, its training images and the held-out ones."""
+def _open_training_data(data: AnyData, recipe: Recipe, options: Options) -> tuple[Dataset, Split, Split | None]:
+    """Open DATA; return the data set, its training images and the held-out images (None if there are none)."""
     dataset = open_data(data)
     _check_labels(recipe, dataset)
     training, held_out = dataset.for_training(holdout=recipe.holdout, seed=options.seed, per_class=recipe.per_class)
     if recipe.patience is not None and held_out is None:
         raise UsageError(
-            f"Patience must have held-out images to watch, got none of {dataset.name!r}: give it a val split, or a"
-            " holdout above 0 and two images of a class."
+            f"Patience must have held-out images to watch, got none of {dataset.name!r}. Add a val split, or use a"
+            " holdout above 0 with at least two images of a class."
         )
     return dataset, training, held_out
 
 
-def _resumes(folder: RunFolder, ranks: Ranks, stack: contextlib.ExitStack) -> bool:
-    """Check the folder, and return whether the run resumes from a checkpoint in it.
+def _check_and_lock_folder(folder: RunFolder, ranks: Ranks, stack: contextlib.ExitStack) -> bool:
+    """Check the folder, lock it if it exists, and return whether the run resumes from a checkpoint in it.
 
-    The first rank holds the folder to the end of the run: from now on if it exists, otherwise from its claim.
+    The lock is held by the first rank until `stack` closes. A folder that does not exist yet is locked by `claim`.
     """
     ranks.run_on_first(folder.check)
     ranks.run_on_first(lambda: folder.hold(stack) if folder.path.is_dir() else None)
-    return ranks.run_on_first(lambda: folder.goes_on)
+    return ranks.run_on_first(lambda: folder.is_resumed)
 
 
 def _make_trainer(
-    initial: StartingPoint,
+    starting_point: StartingPoint,
     dataset: Dataset,
     splits: tuple[Split, Split | None],
     recipe: Recipe,
@@ -262,51 +270,57 @@ def _make_trainer(
     ranks: Ranks,
     stack: contextlib.ExitStack,
 ) -> Trainer:
-    """The trainer of the training and the held-out split; its cache is closed when `stack` ends."""
+    """Return the trainer for `splits` (training, held-out). Its image cache is closed when `stack` closes."""
     training, held_out = splits
     cache = None
     if options.cache:
         cache = stack.enter_context(ImageCache(options.cache, int(options.cache_gigabytes * 1e9)))
     if ranks.device.type == "cpu" and recipe.steps != 0:
-        copies = bool(recipe.average) + (not recipe.freeze)  # the average, and gradients
-        check_allocation(4 * initial.model.config.parameters * copies, f"Training of {initial.model.config.name}")
+        copies = bool(recipe.average) + (not recipe.freeze)  # the running average, and the gradients
+        check_allocation(
+            4 * starting_point.model.config.parameters * copies, f"Training of {starting_point.model.config.name}"
+        )
     return Trainer(
-        initial.model,
-        initial.preprocess,
+        starting_point.model,
+        starting_point.preprocess,
         training,
         held_out,
         recipe,
         options,
         ranks,
         labels=dataset.labels,
-        learned=initial.learned,
+        learned=starting_point.learned,
         cache=cache,
     )
 
 
-def _agreed(initial: StartingPoint, dataset: Dataset, recipe: Recipe, options: Options) -> dict[str, Any]:
-    """Settings that a resumed run must have."""
+def _fixed_settings(
+    starting_point: StartingPoint, dataset: Dataset, recipe: Recipe, options: Options
+) -> dict[str, Any]:
+    """Return the settings that must be equal when a run is resumed; checkpoints store them."""
     return {
-        "bundle": initial.source,
+        "bundle": starting_point.source,
         "seed": options.seed,
-        "model": initial.model.config.to_document(),
-        "preprocess": initial.preprocess.to_json(),
+        "model": starting_point.model.config.to_document(),
+        "preprocess": starting_point.preprocess.to_json(),
         "recipe": recipe.to_json(),
         "data": dataset.fingerprint(),
     }
 
 
-def _prepare(trainer: Trainer, initial: StartingPoint, began: float) -> list[str]:
-    """Before the first step of a new run: the scores of its initial model, and its length. Returns notes."""
-    trainer.rate_scale = initial.rate_scale
+def _prepare_new_run(trainer: Trainer, starting_point: StartingPoint, start_time: float) -> list[str]:
+    """Evaluate the starting point of a new run if it has a fitted head, and set the number of steps. Return notes."""
+    trainer.rate_scale = starting_point.rate_scale
     with explain_shortage(trainer):
-        if initial.probe is not None and trainer.planned_steps != 0:
+        if starting_point.probe is not None and trainer.planned_steps != 0:
             trainer.evaluate_starting_point()
-        trainer.total, note = plan_steps(trainer, initial, began)
+        trainer.total, note = plan_steps(trainer, starting_point, start_time)
     return [note] if note else []
 
 
-def _info(folder: Path, data: AnyData, dataset: Dataset, trainer: Trainer, command: str, log: RunLog) -> RunInfo:
+def _make_run_info(
+    folder: Path, data: AnyData, dataset: Dataset, trainer: Trainer, command: str, log: RunLog
+) -> RunInfo:
     objective = trainer.objective
     return RunInfo(
         folder=folder,
@@ -326,9 +340,9 @@ def _info(folder: Path, data: AnyData, dataset: Dataset, trainer: Trainer, comma
 def _add_observers(log: RunLog, observers: Iterable[ObserverFactory], info: RunInfo, trainer: Trainer) -> None:
     if trainer.options.snapshots:
         labels = info.dataset.labels if trainer.objective.classifies else None
-        log.add(Snapshots(trainer, info.folder / "snapshots", labels))
+        log.add_observer(Snapshots(trainer, info.folder / "snapshots", labels))
     for make in observers:
-        log.add(make(info))
+        log.add_observer(make(info))
 
 
 def _write_results(
@@ -340,24 +354,24 @@ def _write_results(
     split: Split | None,
     log: RunLog,
 ) -> None:
-    """Write the bundle and its predictions, and tell the observers."""
+    """Write the bundle and the predictions of the final evaluation, and notify the observers."""
     save(bundle, folder / "bundle", force=True)
-    if judgement is not None and (answers := judgement.answers_to(dataset)) is not None:
-        answers.write(folder / ANSWERS, force=True)
-    shown = trainer.loader.split if split is None else split
+    if judgement is not None and (predictions := judgement.to_saved_predictions(dataset)) is not None:
+        predictions.write(folder / PREDICTIONS_FILE, force=True)
+    final_split = trainer.loader.split if split is None else split
     objective = trainer.kept_objective
     log.finish(
         FinishedRun(
             bundle=bundle,
             judgement=judgement,
-            split=shown,
-            illustrate=lambda: illustrate(objective, bundle.preprocess, shown),
+            split=final_split,
+            illustrate=lambda: illustrate(objective, bundle.preprocess, final_split),
         )
     )
     log.write("end", step=trainer.step, seconds=bundle.provenance["seconds"])
 
 
-def _result(folder: Path, trainer: Trainer, bundle: Bundle, judgement: Judgement | None) -> Result:
+def _make_result(folder: Path, trainer: Trainer, bundle: Bundle, judgement: Judgement | None) -> Result:
     is_first = trainer.ranks.is_first
     return Result(
         folder=folder,
@@ -373,39 +387,42 @@ def _result(folder: Path, trainer: Trainer, bundle: Bundle, judgement: Judgement
     )
 
 
-def _goes_on(trainer: Trainer) -> str:
-    where = f"after step {trainer.step} of {trainer.total}"
-    return f"going on {where}" if trainer.stopped is None else f"ended {where} by {trainer.stopped}: it does not go on"
+def _describe_resumption(trainer: Trainer) -> str:
+    """Describe from which step a resumed run continues."""
+    progress = f"after step {trainer.step} of {trainer.total}"
+    if trainer.stopped is None:
+        return f"resuming {progress}"
+    return f"stopped by {trainer.stopped} {progress}; there are no more steps to train"
 
 
-def _decay_for(model: AnyModel, recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """The recipe with the layer decay that the model can have, and a note if that is another one."""
+def _resolve_layer_decay(model: AnyModel, recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """Return the recipe with a layer decay that the model supports, and a note if this changes the recipe."""
     if recipe.layer_decay == 1 or has_ordered_blocks(model.roles()):
         return recipe, []
     note = (
         f"layer_decay is 1 instead of {recipe.layer_decay:g}: a model of the family {model.config.family} is not one"
-        " sequence of blocks, so all layers have the same learning rate"
+        " sequence of blocks, so all layers use the same learning rate"
     )
     return recipe.replace(layer_decay=1.0), [note]
 
 
 def _check_labels(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse several labels an image for an objective of one class, and the other way round."""
+    """Raise UsageError if the data has several labels per image and the objective one class, or vice versa."""
     objective = OBJECTIVES[recipe.objective]
-    if dataset.is_multilabel and objective.classifies and not objective.several:
+    if dataset.is_multilabel and objective.classifies and not objective.is_multilabel:
         raise UsageError(
-            f"Objective must be multilabel for data with several labels an image, got {recipe.objective}. Use --set"
+            f"Objective must be multilabel for data with several labels per image, got {recipe.objective}. Use --set"
             " objective=multilabel."
         )
-    if objective.several and not dataset.is_multilabel:
+    if objective.is_multilabel and not dataset.is_multilabel:
         raise UsageError(
-            f"Objective {recipe.objective} must have data with several labels an image (a .csv file with the header"
-            f" file,labels), got one class for each in {dataset.name!r}."
+            f"Objective {recipe.objective} must have data with several labels per image (a .csv file with the header"
+            f" file,labels), got one class per image in {dataset.name!r}."
         )
 
 
-def _circumstances(options: Options, ranks: Ranks) -> dict[str, Any]:
-    """What the last bits of a run depend on, besides its settings."""
+def _environment(options: Options, ranks: Ranks) -> dict[str, Any]:
+    """Return the threads, ranks, device and versions on which the last bits of the weights depend."""
     return {
         "threads": torch.get_num_threads(),
         "ranks": ranks.count,
@@ -416,51 +433,62 @@ def _circumstances(options: Options, ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def _changes(checkpoint: Checkpoint, options: Options, ranks: Ranks) -> list[str]:
-    """Set the number of threads that the run began with, unless another one is given. Returns what else has changed, in
-    words."""
-    before = checkpoint.state
+def _describe_changed_environment(checkpoint: Checkpoint, options: Options, ranks: Ranks) -> list[str]:
+    """Restore the number of threads of the checkpoint, unless the options set it.
+
+    Return a note for each other difference from the environment in which the run started.
+    """
+    state = checkpoint.state
     if options.threads is None:
-        torch.set_num_threads(before["threads"])
+        torch.set_num_threads(state["threads"])
     return [
-        f"{name} is {value} after {before[name]}: the last bits of the weights will differ"
-        for name, value in _circumstances(options, ranks).items()
-        if before[name] != value
+        f"{name} is {value} after {state[name]}: the last bits of the weights will differ"
+        for name, value in _environment(options, ranks).items()
+        if state[name] != value
     ]
 
 
-def _config(dataset: Dataset, initial: StartingPoint, recipe: Recipe, options: Options, command: str) -> str:
-    """All settings of the run, with defaults filled in, as TOML."""
-    # A value that is none has no word in TOML and is left out: it is the default.
+def _format_config(
+    dataset: Dataset, starting_point: StartingPoint, recipe: Recipe, options: Options, command: str
+) -> str:
+    """Format all settings of the run, including defaults, as the text of config.toml.
+
+    Settings that are None are omitted, because TOML has no null; None is their default.
+    """
     fields = {
         "data": dataset.name,
         **options.to_json(),
         **recipe.to_json(),
-        "preprocess": initial.preprocess.to_json(),
-        "model": initial.model.config.to_document(),
+        "preprocess": starting_point.preprocess.to_json(),
+        "model": starting_point.model.config.to_document(),
     }
-    words = " ".join(command.removeprefix("vitrail ").split()) or "in Python"
-    return f"{words}\n# version {__version__}, torch {torch.__version__}\n{write_toml(fields)}"
+    title = " ".join(command.removeprefix("vitrail ").split()) or "in Python"
+    return f"{title}\n# version {__version__}, torch {torch.__version__}\n{write_toml(fields)}"
 
 
-def _introduce(
-    log: RunLog, initial: StartingPoint, dataset: Dataset, training: Split, held_out: Split | None, trainer: Trainer
+def _log_start(
+    log: RunLog,
+    starting_point: StartingPoint,
+    dataset: Dataset,
+    training: Split,
+    held_out: Split | None,
+    trainer: Trainer,
 ) -> None:
-    """Log the start of a new run."""
+    """Log the start of a new run and print a summary of model, data and length."""
     numbers = {"total": trainer.total, "seed": trainer.options.seed, "threads": torch.get_num_threads()}
     log.write("start", step=0, **numbers, freeze=trainer.recipe.freeze)
-    if initial.probe is not None:
-        log.write("probe", step=0, **initial.probe)
+    if starting_point.probe is not None:
+        log.write("probe", step=0, **starting_point.probe)
     if trainer.starting_scores is not None and trainer.starting_scores["count"]:
         trainer.log_evaluation(0, trainer.starting_scores, log)
-    config = initial.model.config
+    config = starting_point.model.config
     height, width = config.resolution
-    watched = f", {len(held_out):,} held out" if held_out is not None else ""
+    held_out_count = f", {len(held_out):,} held out" if held_out is not None else ""
     epochs = trainer.total / trainer.loader.steps
     log.say(
         f"{config.name or config.family}: {config.parameters:,} parameters, {height} x {width} px,"
         f" {pluralise(config.channels, 'channel')};"
-        f" {len(training):,} images of {len(dataset.labels):,} classes{watched};"
+        f" {len(training):,} images of {len(dataset.labels):,} classes{held_out_count};"
         + (
             f" {pluralise(trainer.total, 'step')} of {trainer.recipe.batch} ({pluralise(epochs, 'epoch')})"
             if trainer.total

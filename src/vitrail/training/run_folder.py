@@ -1,10 +1,11 @@
 """The folder of a run: its state, its lock and its config.toml.
 
 RUN/config.toml      all settings of the run
-RUN/metrics.jsonl    a JSON line for each event; TensorBoard's events beside it
-RUN/checkpoints/     the newest ones and the best
+RUN/metrics.jsonl    a JSON line for each event
+RUN/events.out.*     TensorBoard event files with the same scalars
+RUN/checkpoints/     the newest checkpoints and the best one
 RUN/bundle/          the model, ready to use
-RUN/snapshots/       the model at log-spaced steps, if asked for
+RUN/snapshots/       the model at log-spaced steps, with the option snapshots
 RUN/answers.npz      predictions for the test or held-out images (see `evaluation.predictions.saved_predictions`)
 RUN/report.html      the report
 RUN/.lock            locked by the process that writes the run; contains its id and machine
@@ -23,7 +24,7 @@ from vitrail.evaluation.history import RUN_MARK, is_run
 from vitrail.training.checkpoint import list_steps, remove_temporary_folders
 
 _LOCK = ".lock"
-_ASIDE = ".config.toml.writing"  # as `replace_text` names it
+_TEMPORARY_CONFIG = ".config.toml.writing"  # the temporary file of `replace_text`
 _CONTENT = (
     "metrics.jsonl",
     "checkpoints",
@@ -33,26 +34,26 @@ _CONTENT = (
     "report.html",
     ".report.html.writing",
     "config.toml",
-)  # the last one makes it a run
+)  # config.toml is last: a folder without it is no longer recognised as a run
 
 
-class State(enum.Enum):
-    """State of a folder that a run is to be written to."""
+class RunFolderState(enum.Enum):
+    """RunFolderState of the output folder of a run."""
 
-    NEW = "there is nothing, or an empty folder"
-    FOREIGN = "there is something that is no run"
+    NEW = "does not exist, or is an empty folder"
+    FOREIGN = "a file or folder that is not a run"
     BEGUN = "a run that was killed before its first checkpoint"
     UNDER_WAY = "a run with checkpoints and without a bundle"
     FINISHED = "a run with a bundle"
 
     @property
     def is_run(self) -> bool:
-        """Whether it is a run, which can be resumed or overwritten."""
-        return self not in (State.NEW, State.FOREIGN)
+        """Whether the folder is a run, which can be resumed or overwritten."""
+        return self not in (RunFolderState.NEW, RunFolderState.FOREIGN)
 
 
 class RunFolder:
-    """The folder of a run. Call `hold` before changing anything in it."""
+    """The output folder of a run. Call `hold` or `claim`, which lock it, before changing anything in it."""
 
     def __init__(self, path: str | Path, *, resumes: bool, force: bool) -> None:
         if resumes and force:
@@ -62,73 +63,80 @@ class RunFolder:
             )
         self.path, self._resumes, self._force = Path(path), resumes, force
         self.checkpoints = self.path / "checkpoints"
-        self._has_lock: bool | None = None
+        self._is_locked: bool | None = None
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunFolderState:
         """The current state on disk."""
         if not self.path.is_dir():
-            return State.FOREIGN if os.path.lexists(self.path) else State.NEW
+            return RunFolderState.FOREIGN if os.path.lexists(self.path) else RunFolderState.NEW
         content = {path.name for path in self.path.iterdir()} - {_LOCK}
         if not content:
-            return State.NEW
+            return RunFolderState.NEW
         if (self.path / "bundle" / MANIFEST).is_file():
-            return State.FINISHED
-        if not is_run(self.path) and content != {_ASIDE}:
-            return State.FOREIGN
-        return State.UNDER_WAY if list_steps(self.checkpoints) else State.BEGUN
+            return RunFolderState.FINISHED
+        if not is_run(self.path) and content != {_TEMPORARY_CONFIG}:
+            return RunFolderState.FOREIGN
+        return RunFolderState.UNDER_WAY if list_steps(self.checkpoints) else RunFolderState.BEGUN
 
     @property
-    def goes_on(self) -> bool:
+    def is_resumed(self) -> bool:
         """Whether the run resumes from a checkpoint."""
         return self._resumes and bool(list_steps(self.checkpoints))
 
     def check(self) -> None:
-        """Refuse a path that this run may not write, before any work is done."""
+        """Raise UsageError for a path that this run must not or cannot write, before any work is done."""
         state = self.state
-        if state is State.NEW or (state.is_run and self._resumes):
+        if state is RunFolderState.NEW or (state.is_run and self._resumes):
             check_writable(self.path)
             self._check_content()
         elif state.is_run and not self._force:
             raise UsageError(
-                f"Output must not exist yet, got the run {str(self.path)!r}. Go on with it by --resume auto, choose"
+                f"Output must not exist yet, got the run {str(self.path)!r}. Resume it with --resume auto, choose"
                 " another path, or overwrite it with --force (in Python: resume=True, force=True)."
             )
-        elif state is State.FOREIGN:
+        elif state is RunFolderState.FOREIGN:
             raise UsageError(
                 f"Output must not exist yet, or must be a run of vitrail, got {str(self.path)!r}. Choose another path,"
-                " or move it away yourself."
+                " or move it away."
             )
         else:
             check_output(self.path, force=self._force)
 
     def _check_content(self) -> None:
-        """Refuse what the end of a run could not write: pipes and the like, a bundle that is not ours."""
+        """Raise UsageError for contents that the run cannot overwrite, such as pipes or a foreign `bundle`."""
         for name in ("config.toml", "metrics.jsonl", "answers.npz", "report.html"):
             path = self.path / name
             if os.path.lexists(path) and not path.is_file():
-                raise UsageError(f"Output must contain regular files, got {str(path)!r}. Move it away yourself.")
+                raise UsageError(f"Output must contain regular files, got {str(path)!r}. Move it away.")
         refuse_foreign(self.path / "bundle")
 
     def hold(self, stack: contextlib.ExitStack) -> None:
-        """Lock the folder until `stack` ends. If another process holds it, the error names that process."""
-        if self._has_lock is None:
-            self._has_lock = stack.enter_context(file_lock(self.path / _LOCK, self._refuse))
+        """Lock the folder until `stack` closes. If another process holds the lock, the error names that process."""
+        if self._is_locked is None:
+            self._is_locked = stack.enter_context(file_lock(self.path / _LOCK, self._raise_in_use))
 
-    def _refuse(self, holder: str) -> None:
+    def _raise_in_use(self, holder: str) -> None:
         raise UsageError(
             f"Output must be written by one process at a time, got {str(self.path)!r}, which {holder} is writing. Wait"
             " for it, end it, or choose another path."
         )
 
     def claim(self, config: str, stack: contextlib.ExitStack, say: Say) -> bool:
-        """Prepare the folder for this run: empty, or unchanged if the run resumes. Returns whether it is new."""
+        """Lock the folder and prepare it for this run. Return whether the run is new.
+
+        The folder of a run to resume stays unchanged. Otherwise, the files of an earlier run are removed, and
+        config.toml is written.
+        """
         self.hold(stack)
         self.check()
-        if self._has_lock:
+        if self._is_locked:
             remove_temporary_folders(self.checkpoints)
         else:
-            say(f"note: {str(self.path)!r} is on a file system without locks: no other process may write there")
+            say(
+                f"note: {str(self.path)!r} is on a file system without locks. Make sure that no other process writes"
+                " there."
+            )
         if self._resumes and self.state.is_run:
             return False
         for path in (*self.path.glob("events.out.tfevents.*"), *(self.path / name for name in _CONTENT)):
@@ -137,7 +145,7 @@ class RunFolder:
         return True
 
     def write_config(self, config: str) -> None:
-        """Write config.toml atomically; a folder is a run if it has one."""
+        """Write config.toml atomically, by which the folder is recognised as a run; create the folder if needed."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             replace_text(self.path / "config.toml", f"{RUN_MARK} {config}")

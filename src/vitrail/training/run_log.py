@@ -1,4 +1,4 @@
-"""The log of a run: what happens goes to its observers. Only the first rank has any."""
+"""The log of a run, which passes events to observers. Only the first rank has observers."""
 
 import contextlib
 import errno
@@ -16,36 +16,39 @@ from vitrail.training.tensorboard import EventFile
 
 
 class MetricsLog(Observer):
-    """Appends lines. If the disk is full, a line is lost and the run goes on."""
+    """Observer that appends a JSON line per event to `metrics.jsonl`.
+
+    If the disk is full, lines are lost and training continues.
+    """
 
     def __init__(self, path: Path, tell: Say) -> None:
         self._file, self._tell = path.open("a+b", buffering=0), tell
-        self._is_torn = _ends_torn(self._file)
-        self._lost = 0
+        self._is_line_incomplete = _has_incomplete_line(self._file)
+        self._lost_lines = 0
 
     def record(self, event: str, fields: Mapping[str, Any]) -> None:
         line = json_text({"event": event, **fields}, default=str).encode() + b"\n"
         try:
-            self._append(b"\n" + line if self._is_torn else line)
-            self._is_torn = False
+            self._append(b"\n" + line if self._is_line_incomplete else line)
+            self._is_line_incomplete = False
         except OSError as error:
-            self._is_torn = True
-            self._lost += 1
-            if self._lost == 1:
-                self._tell(f"warning: metrics.jsonl cannot be written ({error.strerror}). Training goes on.")
+            self._is_line_incomplete = True
+            self._lost_lines += 1
+            if self._lost_lines == 1:
+                self._tell(f"warning: metrics.jsonl cannot be written ({error.strerror}). Training continues.")
 
     def _append(self, line: bytes) -> None:
         if self._file.write(line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
-        if self._lost:
-            self._tell(f"warning: {pluralise(self._lost, 'line')} of metrics.jsonl could not be written")
+        if self._lost_lines:
+            self._tell(f"warning: {pluralise(self._lost_lines, 'line')} of metrics.jsonl could not be written")
         self._file.close()
 
 
-def _ends_torn(file: BinaryIO) -> bool:
-    """Whether a killed run left an incomplete last line."""
+def _has_incomplete_line(file: BinaryIO) -> bool:
+    """Return whether the last line of the file lacks its newline, because the process was killed."""
     if not file.seek(0, os.SEEK_END):
         return False
     file.seek(-1, os.SEEK_END)
@@ -53,8 +56,10 @@ def _ends_torn(file: BinaryIO) -> bool:
 
 
 class RunLog:
-    """Sends events, progress and results to the progress line, `metrics.jsonl`, TensorBoard's events and other
-    observers."""
+    """Passes events, progress and results of a run to its observers.
+
+    These are the progress line, `metrics.jsonl`, the TensorBoard event file and any that are added.
+    """
 
     def __init__(self, folder: Path, total: int, *, writes: bool, tell: Say = say) -> None:
         self._line = ProgressLine(total, tell if writes else say_nothing)
@@ -63,8 +68,8 @@ class RunLog:
             metrics = MetricsLog(folder / "metrics.jsonl", self.say)
             self._observers += [self._line, metrics, EventFile(folder)]
 
-    def add(self, observer: Observer) -> None:
-        """Add an observer, on the first rank."""
+    def add_observer(self, observer: Observer) -> None:
+        """Add an observer. Call this on the first rank only."""
         self._observers.append(observer)
 
     def __enter__(self) -> Self:
@@ -79,37 +84,37 @@ class RunLog:
         self._line.say(line)
 
     def write(self, event: str, **fields: Any) -> None:
-        """Record an event. Numbers that are not finite become None."""
-        plain = {
+        """Pass an event with its fields to all observers. Numbers that are not finite become None."""
+        json_fields = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in fields.items()
         }
         for observer in self._observers:
-            observer.record(event, plain)
+            observer.record(event, json_fields)
 
     def step(self, number: int) -> None:
-        """Before the first step and after each."""
+        """Tell all observers the number of steps done. Called before the first step and after each step."""
         for observer in self._observers:
             observer.step(number)
 
     def progress(self, step: int, numbers: dict[str, float], held_out: str = "") -> None:
-        """Report progress. `held_out` is the objective's summary of the held-out images ("accuracy 93.4%")."""
+        """Pass progress to all observers. `held_out` is the summary of the latest evaluation ("accuracy 93.4%")."""
         for observer in self._observers:
             observer.progress(step, numbers, held_out)
 
     def update(self, position: RunProgress) -> None:
-        """After evaluations and checkpoints."""
+        """Tell all observers how far the run is. Called after evaluations and checkpoints."""
         for observer in self._observers:
             observer.update(position)
 
     def finish(self, outcome: FinishedRun) -> None:
-        """The run is over and its bundle is written."""
+        """Tell all observers that the run has ended and its bundle is written."""
         for observer in self._observers:
             observer.finish(outcome)
 
     @contextlib.contextmanager
-    def failures(self, position: Callable[[], RunProgress]) -> Generator[None]:
-        """Context in which observers are told of the error that ends the run."""
+    def report_failures(self, position: Callable[[], RunProgress]) -> Generator[None]:
+        """Context manager that passes an exception of its block to all observers before raising it again."""
         try:
             yield
         except BaseException as error:

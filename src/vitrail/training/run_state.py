@@ -1,12 +1,12 @@
-"""The fields of a checkpoint's `state.json`. Its checksum shows damage; the values are our own.
+"""The fields of `state.json` in a checkpoint. Only the file's checksum guards against corruption.
 
 step total seconds losses                   progress; the losses of the last steps, null for skipped ones
 best latest start                           the best evaluation, the latest one, and the one before the first step
-damaged left_out                            damaged images, skipped steps
-waited stopped                              evaluations since the best one; what ended the run early
+damaged left_out                            unreadable images; number of skipped steps
+waited stopped                              evaluations since the best one; reason for an early end
 rate_scale                                  factor of the recipe's learning rate
 bundle seed model preprocess recipe data    settings that a resumed run must have
-threads ranks device amp compile torch      what its last bits depend on
+threads ranks device amp compile torch      settings on which the last bits of the weights depend
 origin                                      provenance of the weights, for the bundle
 """
 
@@ -18,10 +18,10 @@ from vitrail.models.config import read_model
 from vitrail.training.recipe import Recipe
 
 StopReason = Literal["patience", "callback"]
-"""What can end a run before its last step for good: a resumed run does not go on."""
+"""Reasons for an early end of a run. A run that was stopped is not continued when it is resumed."""
 
-# Fields that older versions did not write, and what was meant then.
-_NEWER: dict[str, Any] = {
+# Fields that older versions did not write, with the values that keep the behaviour of those versions.
+_DEFAULTS: dict[str, Any] = {
     "left_out": 0,
     "latest": None,
     "start": None,
@@ -34,11 +34,14 @@ _NEWER: dict[str, Any] = {
 
 def with_defaults(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state with defaults for fields that older versions did not write."""
-    return {**_NEWER, **state}
+    return {**_DEFAULTS, **state}
 
 
 def read_state(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state with defaults for fields and settings that older versions did not write."""
+    """Return the state with defaults for fields and settings that older versions did not write.
+
+    Raise CorruptFileError for fields or settings that this version does not know.
+    """
     try:
         return {
             **with_defaults(state),
@@ -46,5 +49,5 @@ def read_state(state: dict[str, Any]) -> dict[str, Any]:
             "preprocess": Preprocess.from_json(state["preprocess"]).to_json(),
             "model": read_model(state["model"]).to_document(),
         }
-    except (KeyError, TypeError, ValueError) as error:  # such as a setting of a newer version
+    except (KeyError, TypeError, ValueError) as error:  # for example a setting of a newer version
         raise CorruptFileError(f"Checkpoint has a state that this version cannot read: {first_line(error)}") from None

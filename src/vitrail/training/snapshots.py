@@ -1,4 +1,4 @@
-"""Snapshots: the model at log-spaced steps, as bundles in RUN/snapshots."""
+"""Snapshots: the model at log-spaced steps of a run, saved as bundles in RUN/snapshots."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from vitrail.training.observer import Observer
 
 
 class Snapshots(Observer):
-    """Writes the kept model before the first step and after as many log-spaced steps as the options ask for."""
+    """Observer that saves the kept model before the first step and after `Options.snapshots` log-spaced steps."""
 
     def __init__(self, trainer: Trainer, folder: Path, labels: tuple[str, ...] | None) -> None:
         self._trainer, self._folder, self._labels = trainer, folder, labels
-        spaced = np.geomspace(1, max(trainer.total, 1), trainer.options.snapshots).round().astype(int)
-        self._steps = frozenset({0, *spaced.tolist()})
+        log_spaced = np.geomspace(1, max(trainer.total, 1), trainer.options.snapshots).round().astype(int)
+        self._steps = frozenset({0, *log_spaced.tolist()})
 
     def step(self, number: int) -> None:
         if number not in self._steps:
@@ -28,6 +28,6 @@ class Snapshots(Observer):
             preprocess=trainer.preprocess,
             labels=self._labels,
             provenance=provenance,
-            answer=trainer.kept_objective.answer(None, trainer.ranks),
+            answer=trainer.kept_objective.decision_rule(None, trainer.ranks),
         )
         save(bundle, self._folder / f"step-{number:09d}", force=True)

@@ -1,4 +1,4 @@
-"""What a run begins with: the initial model for the data, and its preprocessing."""
+"""The starting point of a run: the initial model for the data, and its preprocessing."""
 
 import contextlib
 import dataclasses
@@ -20,12 +20,12 @@ from vitrail.models.config import ModelConfig
 from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import OBJECTIVES, Recipe
 
-_LOOKED_AT = 200  # files that tell whether images are grey
+_MAX_FILES_CHECKED = 200  # files that are opened to find out whether images are grey
 
 
 @dataclasses.dataclass(frozen=True)
 class StartingPoint:
-    """What a run begins with: the initial model and its preprocessing."""
+    """Initial model of a run, its preprocessing and where both come from."""
 
     model: AnyModel
     preprocess: Preprocess
@@ -36,19 +36,19 @@ class StartingPoint:
     notes: tuple[str, ...] = ()
     """Notes for the user."""
     probe: dict[str, Any] | None = None
-    """Scores of its head, if that was fitted by least squares."""
+    """Leave-one-out scores of the head, if it was fitted by least squares."""
     damaged: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Images that could not be read."""
+    """Images that could not be read: the reason, by path."""
     body: Callable[[], AnyModel] | None = None
-    """Builds the initial model again, except for its head, if the run may return to it."""
+    """Rebuilds the initial model except for its head, for runs that may return to the starting point."""
     rate_scale: float = 1.0
     """Factor of the recipe's learning rate."""
     learned: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    """First values of parameters of the objective's own, by name, where they are not to be drawn at random."""
+    """Initial values for parameters of the objective, by name; other parameters keep their random initialisation."""
 
 
 class RunContext(NamedTuple):
-    """What the initial model is built from."""
+    """Data, ranks and state of a run, from which its starting point is built."""
 
     dataset: Dataset
     training: Split
@@ -60,7 +60,7 @@ class RunContext(NamedTuple):
 
 
 def resolve_model(config: ModelConfig, dataset: Dataset, recipe: Recipe) -> ModelConfig:
-    """The model for this data: channels, classes and, for small presets, the resolution come from DATA."""
+    """Return the model config for the data: channels, classes and, for small presets, the resolution come from DATA."""
     output, pixels = OBJECTIVES[recipe.objective].output, dataset.first_split.in_memory
     resolved = config.predicting(output).for_data(
         classes=0 if output == "features" else len(dataset.labels),
@@ -75,47 +75,47 @@ def resolve_model(config: ModelConfig, dataset: Dataset, recipe: Recipe) -> Mode
 
 
 def make_preprocess(config: ModelConfig, split: Split, recipe: Recipe) -> Preprocess:
-    """Preprocessing for the data: small images without a crop, photos with a crop and ImageNet's statistics; the
-    recipe's settings override it."""
+    """Return the preprocessing for the data.
+
+    Images in memory are not cropped; photos are cropped and normalised with the statistics of ImageNet. The settings of
+    the recipe take precedence.
+    """
     settings: dict[str, Any] = {"resolution": config.resolution}
     if split.in_memory is not None:
         settings["crop_fraction"] = 1.0
     if split.in_memory is not None or config.channels != 3:
         settings |= {"mean": (0.5,) * config.channels, "std": (0.5,) * config.channels}
-    told = dict(recipe.preprocess)
-    for name in ("mean", "std"):  # a recipe for colours on other images: one number for all channels
-        if (
-            isinstance(told.get(name), list | tuple)
-            and len(told[name]) != config.channels
-            and len(set(told[name])) == 1
-        ):
-            told[name] = (told[name][0],) * config.channels
+    overrides = dict(recipe.preprocess)
+    for name in ("mean", "std"):  # a recipe for colour images is used for other channels: repeat its single value
+        values = overrides.get(name)
+        if isinstance(values, list | tuple) and len(values) != config.channels and len(set(values)) == 1:
+            overrides[name] = (values[0],) * config.channels
     try:
-        preprocess = Preprocess.from_json({**settings, **told})
+        preprocess = Preprocess.from_json({**settings, **overrides})
     except UsageError as error:
         raise UsageError(f"{error} (in the recipe's preprocess)") from None
-    for name, given, wanted in (
+    for name, value, required in (
         ("resolution", preprocess.resolution, config.resolution),
         ("channels", preprocess.channels, config.channels),
     ):
-        if given != wanted:
-            raise UsageError(f"Preprocessing must give the model's {name} {wanted}, got {given}.")
+        if value != required:
+            raise UsageError(f"Preprocessing must give the {name} of the model, {required}, got {value}.")
     return preprocess
 
 
 def sample_training_images(split: Split, preprocess: Preprocess, count: int, seed: int) -> torch.Tensor:
-    """At most `count` random training images, preprocessed (B, C, H, W)."""
-    chosen = rng.permutation(len(split), seed, stream="palette pictures")[:count]
-    loader = Loader(split.select(np.sort(chosen)), preprocess, batch=64, shuffle=False, on_damage="substitute")
+    """Return at most `count` random training images, preprocessed (B, C, H, W)."""
+    indices = rng.permutation(len(split), seed, stream="palette pictures")[:count]
+    loader = Loader(split.select(np.sort(indices)), preprocess, batch=64, shuffle=False, on_damage="substitute")
     return torch.cat([preprocess.scale(batch.pixels) for batch in loader.epoch()])
 
 
 def count_channels(split: Split) -> int:
-    """Channels of images in memory; of files, 1 if the first ones are all grey."""
+    """Return the number of channels of the images of a split. Of files, 1 if the first ones are grey, otherwise 3."""
     if (pixels := split.in_memory) is not None:
         return pixels.shape[3]
     modes = []
-    for path in split.images[:_LOOKED_AT]:
-        with contextlib.suppress(VitrailError):  # the loader will say more
+    for path in split.images[:_MAX_FILES_CHECKED]:
+        with contextlib.suppress(VitrailError):  # the loader reports unreadable files
             modes.append(identify(path)[1])
     return 1 if modes and all(mode in ("1", "L", "I", "F") or mode.startswith("I;16") for mode in modes) else 3

@@ -17,7 +17,10 @@ class Interrupted(VitrailError):
 
 
 class StopSignal:
-    """The number of the last signal, or 0. The loop reads it after each step; a second Ctrl-C interrupts at once."""
+    """Signal handler that stores the number of the last signal (0 for none) until the training loop reads it.
+
+    The loop reads it after each step. A second Ctrl-C raises KeyboardInterrupt immediately.
+    """
 
     def __init__(self) -> None:
         self.signal = 0
@@ -30,14 +33,14 @@ class StopSignal:
     @contextlib.contextmanager
     def catch(self) -> Generator["StopSignal"]:
         """Handle SIGTERM and SIGINT in the `with` block, and SIGHUP unless it is ignored (nohup)."""
-        # Python allows signal handlers in the main thread only. Training in another thread runs to its end.
+        # Python allows signal handlers only in the main thread. Training in another thread cannot be interrupted.
         is_main = threading.current_thread() is threading.main_thread()
         numbers = [signal.SIGTERM, signal.SIGINT] if is_main else []
         if is_main and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
-        before = {number: signal.signal(number, self) for number in numbers}
+        handlers = {number: signal.signal(number, self) for number in numbers}
         try:
             yield self
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)

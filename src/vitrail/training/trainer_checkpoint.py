@@ -1,6 +1,6 @@
-"""Conversion of a trainer to and from a checkpoint. The tensors of a checkpoint are named
+"""Save a trainer to a checkpoint and restore it. The tensors of a checkpoint are named
 
-now/NAME             weights of the objective, with running statistics
+now/NAME             current weights and buffers of the objective
 average/NAME         running average of the weights
 start/NAME           the head of the starting point, if the run may return to it
 best/NAME            the best weights so far, with patience
@@ -48,7 +48,7 @@ def _optimiser_state(trainer: "Trainer") -> Iterator[tuple[str, str, Tensor]]:
                 if not isinstance(tensor, Tensor) or id(parameter) not in names:
                     raise VitrailError(
                         f"State of an optimiser must be tensors of parameters, got {entry} of type"
-                        f" {type(tensor).__name__} from {type(optimiser).__name__}: a checkpoint cannot keep it."
+                        f" {type(tensor).__name__} from {type(optimiser).__name__}. A checkpoint cannot store it."
                     )
                 yield names[id(parameter)], entry, tensor
 
@@ -107,9 +107,9 @@ def restore_trainer(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     _allocate_tensors(trainer, checkpoint.step, state)
     tensors, arrays = _collect_tensors(trainer), checkpoint.arrays
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if different := {*shapes.items()} ^ {(name, array.shape) for name, array in arrays.items()}:
-        name = min(different)[0]
-        raise CorruptFileError(f"Checkpoint must have the tensors of this run, got others, such as {name}.")
+    if mismatches := {*shapes.items()} ^ {(name, array.shape) for name, array in arrays.items()}:
+        name = min(mismatches)[0]
+        raise CorruptFileError(f"Checkpoint must have the tensors of this run, got different tensors, such as {name}.")
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(arrays[name]))
@@ -135,7 +135,7 @@ def _allocate_tensors(trainer: "Trainer", step: int, state: dict[str, Any]) -> N
 
 
 def _allocate_optimiser_state(trainer: "Trainer") -> None:
-    """Make a step with zero gradients, in which optimisers allocate their state. This changes the weights."""
+    """Make a step with zero gradients, in which the optimisers allocate their state. This changes the weights."""
     trainer.objective.train()
     (trainer.objective(*trainer.blank_batch(), None, None).sum() * 0).backward()
     for optimiser in trainer.optimisers:
@@ -149,4 +149,5 @@ def _with_null(evaluation: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_nan(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """Replace None by NaN, the reverse of `_with_null`."""
     return {name: math.nan if number is None else number for name, number in evaluation.items()}

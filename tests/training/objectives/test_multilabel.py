@@ -214,7 +214,7 @@ def test_what_does_not_apply_is_one_line(run, toys, call, tmp_path):
     for words, reason in (
         (
             ("predict", "fashion", data, "--threshold", "0.5"),
-            "Threshold must be for a bundle with several labels",
+            "Threshold must be used with a bundle that predicts several labels",
         ),
         (("evaluate", "fashion", data), "Classes of the data must be among|must have data with one class for each"),
         (("evaluate", bundle, data, "--output", str(tmp_path / "x.csv")), "--output, --page and --against must have"),
@@ -290,7 +290,7 @@ def test_a_strange_answer_is_one_line(tmp_path, document):
     shutil.copytree(FIXTURE, tmp_path / "bundle")
     (tmp_path / "bundle" / DECISION_RULE_FILE).write_text(json.dumps(document))
     remake_manifest(tmp_path / "bundle")
-    with pytest.raises(CorruptFileError, match=r"is not a valid bundle: a document has another form \("):
+    with pytest.raises(CorruptFileError, match=r"is not a valid bundle: a document has an invalid structure \("):
         vitrail.load(tmp_path / "bundle")
 
 

@@ -52,8 +52,8 @@ class Objective(nn.Module):
     """Required output of the model: DATA's classes, pixels, or features (no head)."""
     classifies: ClassVar[bool] = False
     """Whether the model's output is logits of DATA's classes: then the bundle has their names and can classify."""
-    several: ClassVar[bool] = False
-    """Whether it learns several labels an image, and not one class."""
+    is_multilabel: ClassVar[bool] = False
+    """Whether each image has several labels instead of one class."""
     watched: ClassVar[str] = "accuracy"
     """The metric of `evaluate`, between 0 and 1, that is shown during training."""
     watched_name: ClassVar[str] = "accuracy"
@@ -132,7 +132,7 @@ class Objective(nn.Module):
             return None
         return judge_classifier(self.model, self.labels, loader, ranks)
 
-    def answer(self, loader: Loader | None, ranks: Ranks) -> DecisionRule:
+    def decision_rule(self, loader: Loader | None, ranks: Ranks) -> DecisionRule:
         """What the logits of the bundle answer. It may depend on held-out images, if there are any; all ranks take
         part."""
         return SINGLE_LABEL

@@ -24,8 +24,8 @@ class Judgement:
     summary: tuple[tuple[str, str], ...] = ()
     """The main numbers of the report, with names, unless the report has its own for this type."""
 
-    def answers_to(self, dataset: Dataset) -> SavedPredictions | None:
-        """What the model answered to each image, for `RUN/answers.npz`; None if it gives no classes."""
+    def to_saved_predictions(self, dataset: Dataset) -> SavedPredictions | None:
+        """Return the predictions for each image, to be saved as `RUN/answers.npz`; None if they are not classes."""
         return None
 
 
@@ -40,7 +40,7 @@ class Classification(Judgement):
     split: Split
     preprocess: Preprocess
 
-    def answers_to(self, dataset: Dataset) -> SavedPredictions:
+    def to_saved_predictions(self, dataset: Dataset) -> SavedPredictions:
         return SavedPredictions.of(dataset, self.split, self.answers.indices, self.answers.probabilities)
 
 

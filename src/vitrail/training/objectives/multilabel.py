@@ -24,7 +24,7 @@ from vitrail.training.ranks import Ranks
 class Multilabel(Classify):
     """Sigmoid cross-entropy for each label."""
 
-    several = True
+    is_multilabel = True
     watched, watched_name = "map", "mAP"
 
     def _loss(self, logits_BK: Tensor, labels_B: Tensor, smoothing: float) -> Tensor:
@@ -53,7 +53,7 @@ class Multilabel(Classify):
     def goodness(self, found: dict[str, Any]) -> float:
         return found["map"]
 
-    def answer(self, loader: Loader | None, ranks: Ranks) -> DecisionRule:
+    def decision_rule(self, loader: Loader | None, ranks: Ranks) -> DecisionRule:
         """Several labels; the threshold of each has the best F1 on the held-out images, or is 0.5 without them."""
         even = MultiLabel(thresholds=(0.5,) * len(self.labels))
         if loader is None:
