@@ -87,7 +87,9 @@ class SingleLabel(DecisionRule):
 
     def check_threshold(self, threshold: float | None) -> None:
         if threshold is not None:
-            raise UsageError("Threshold must be for a bundle with several labels for an image, got one with one class.")
+            raise UsageError(
+                "Threshold must be used with a bundle that predicts several labels, got one that predicts one class."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,7 @@ class MultiLabel(DecisionRule):
     no_label = "(no label)"
 
     thresholds: tuple[float, ...]
-    """Least probability of each label at which it is predicted."""
+    """Lowest probability of each label at which it is predicted."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.thresholds, list | tuple):
@@ -116,9 +118,9 @@ class MultiLabel(DecisionRule):
         return 1 / (1 + np.exp(-np.clip(logits_K.astype(np.float64), -700, 700)))
 
     def choose(self, scores_K: np.ndarray, top_k: int | None, threshold: float | None) -> np.ndarray:
-        least = self.thresholds if threshold is None else threshold
+        thresholds = self.thresholds if threshold is None else threshold
         best_first = np.argsort(-scores_K, kind="stable")
-        return best_first[(scores_K >= least)[best_first]][:top_k]
+        return best_first[(scores_K >= thresholds)[best_first]][:top_k]
 
     def decide(self, logits_BK: np.ndarray) -> np.ndarray:
         return (self.scores(logits_BK) >= np.asarray(self.thresholds)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The parts of a bundle besides its weights, without torch."""
+"""The metadata of a bundle: all its parts except the weights. Without torch."""
 
 import dataclasses
 import json
@@ -17,19 +17,19 @@ from vitrail.models.config import ModelConfig
 OVERFLOWS = (
     "Output of a model must be finite, got NaN or infinity: its weights are too large. Train or convert it again."
 )
-"""Error for weights that are finite, but too large to compute with."""
+"""Error message for weights that are finite, but so large that the output overflows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BundleInfo:
-    """Configuration, preprocessing, labels and provenance, checked against each other."""
+    """Configuration, preprocessing, labels, provenance and decision rule of a bundle, checked against each other."""
 
     config: ModelConfig
     preprocess: Preprocess
     labels: tuple[str, ...] | None = None
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
     answer: DecisionRule = SINGLE_LABEL
-    """What the logits answer."""
+    """Decision rule: how logits become labels."""
 
     def __post_init__(self) -> None:
         if self.preprocess.resolution != self.config.resolution:
@@ -42,32 +42,32 @@ class BundleInfo:
                 f"Preprocessing must give the model's {self.config.channels} channels, got {self.preprocess.channels}."
             )
         if self.labels is not None:
-            object.__setattr__(self, "labels", _checked_labels(self.labels, self.config.classes))
+            object.__setattr__(self, "labels", _validate_labels(self.labels, self.config.classes))
         self.answer.check(self.config.classes)
         check_provenance(self.provenance)
 
     def check_computable(self) -> None:
-        """Refuse a model that has neither one vector of logits nor one of features per image."""
+        """Raise UsageError for a model whose output is neither logits nor features of an image."""
         if self.config.predicts == "pixels":
             raise UsageError("Bundle must have a model that predicts classes, got one that predicts pixels.")
 
     @property
     def classifies(self) -> bool:
-        """Whether the model was trained to classify: it has class names, or no other objective is recorded."""
+        """Whether the model was trained to classify: it has labels, or the provenance records no other objective."""
         return self.config.classifies and (self.labels is not None or self._objective == "classify")
 
     @property
     def _objective(self) -> str:
         return self.provenance.get("objective", "classify")
 
-    def check_single_label(self, what: str) -> None:
-        """Refuse a model that does not answer with one class, for what needs one."""
+    def check_single_label(self, subject: str) -> None:
+        """Raise UsageError unless the model predicts exactly one class. `subject` is the feature that requires it."""
         self.check_classifies()
         if self.answer != SINGLE_LABEL:
-            raise UsageError(f"{what} must have a bundle that answers with one class, got one of several labels.")
+            raise UsageError(f"{subject} must have a bundle that predicts one class, got one with several labels.")
 
     def check_classifies(self) -> None:
-        """Refuse a model that does not classify."""
+        """Raise UsageError for a model that was not trained to classify."""
         if self.classifies:
             return
         if self.config.embedding:
@@ -88,8 +88,11 @@ class BundleInfo:
 
 
 def read_bundle_info(path: str | Path, *, weights: bool = True) -> BundleInfo:
-    """Everything but the weights of the bundle at `path`. Every file is checked against the manifest, the weights only
-    if `weights`."""
+    """Read the metadata of the bundle at `path`.
+
+    Every file is verified against the manifest, the weights only if `weights`. Raise CorruptFileError if a file is
+    missing, corrupt or invalid.
+    """
     folder = check_folder(path)
     config = read_config(folder)
     verify_checksums(folder, [name for name in FILES if weights or name != "model.safetensors"])
@@ -99,47 +102,50 @@ def read_bundle_info(path: str | Path, *, weights: bool = True) -> BundleInfo:
         # Version 0.1.0.dev0 gave a model without a head one class and a head of zeros.
         config = config.replace(classes=0)
     try:
-        answer: DecisionRule = SINGLE_LABEL  # format 1
+        rule: DecisionRule = SINGLE_LABEL  # format 1
         if DECISION_RULE_FILE in read_json(folder / MANIFEST)["files"] or (folder / DECISION_RULE_FILE).exists():
             verify_checksums(folder, [DECISION_RULE_FILE])
-            answer = decision_rule_from_json(read_json(folder / DECISION_RULE_FILE))
+            rule = decision_rule_from_json(read_json(folder / DECISION_RULE_FILE))
         return BundleInfo(
             config=config,
             preprocess=Preprocess.from_json(read_json(folder / "preprocess.json")),
             labels=labels,
             provenance=provenance,
-            answer=answer,
+            answer=rule,
         )
     except (KeyError, TypeError, ValueError) as error:  # a UsageError is a ValueError
-        reason = error if isinstance(error, UsageError) else f"a document has another form ({first_line(error)})"
+        reason = (
+            error if isinstance(error, UsageError) else f"a document has an invalid structure ({first_line(error)})"
+        )
         raise CorruptFileError(path=folder, cause=f"is not a valid bundle: {reason}") from None
 
 
 def check_provenance(provenance: object) -> None:
-    """Refuse a provenance that JSON cannot hold."""
+    """Raise UsageError for a provenance that JSON cannot represent."""
     try:
         is_object = isinstance(provenance, dict) and all(isinstance(key, str) for key in provenance)
         json.dumps(provenance, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError):
         is_object = False
     if not is_object:
-        raise UsageError(f"Provenance must be a dictionary that JSON can hold, got {provenance!r}.")
+        raise UsageError(f"Provenance must be a dictionary that JSON can represent, got {provenance!r}.")
 
 
-# A byte of a file name that is not UTF-8, as Python keeps it in a text.
+# Surrogates, by which Python represents the bytes of file names that are not UTF-8.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def _checked_labels(labels: Iterable[str], classes: int) -> tuple[str, ...]:
+def _validate_labels(labels: Iterable[str], classes: int) -> tuple[str, ...]:
+    """Return the labels as a tuple. Raise UsageError unless they are unique, not empty, and one for each class."""
     if isinstance(labels, str):
-        raise UsageError(f"Labels must be a list of texts, got one text {labels!r}.")
+        raise UsageError(f"Labels must be a list of strings, got one string {labels!r}.")
     labels = tuple(labels)
     if len(labels) != classes:
         raise UsageError(f"Labels must be one for each of the model's {classes} classes, got {len(labels)}.")
     seen: set[str] = set()
     for label in labels:
         if not isinstance(label, str) or not label or _SURROGATE.search(label):
-            raise UsageError(f"Label must be a text that is not empty, got {label!r}.")
+            raise UsageError(f"Label must be a string that is not empty, got {label!r}.")
         if label in seen:
             raise UsageError(f"Labels must differ from each other, got {label!r} twice.")
         seen.add(label)

@@ -1,7 +1,7 @@
 """`vitrail.load` and `vitrail.create`: bundles and models by a path, a name or an address.
 
-Public checkpoints are fetched as `vitrail convert` fetches them: verified, and kept in the user's cache. There is no
-access to a network unless the user names such a source.
+Public checkpoints are fetched, verified and cached as by `vitrail convert`. The network is used only for sources that
+the user named.
 """
 
 import os
@@ -39,24 +39,31 @@ def load(source: str | Path, *, device: str = "cpu") -> Bundle:
         return bundles.load(source, device=device)
     from vitrail.bundles.convert import UserHints, import_weights
 
-    place = find_device(device)
-    loaded = import_weights(str(source), UserHints()).bundle
-    loaded.model.to(place)
-    return loaded
+    torch_device = find_device(device)
+    bundle = import_weights(str(source), UserHints()).bundle
+    bundle.model.to(torch_device)
+    return bundle
 
 
 def _is_remote(source: str | Path) -> bool:
-    """Whether a source is the name or the address of a public checkpoint. A path that exists is never fetched."""
+    """Return whether a source is the name or address of a public checkpoint. A path that exists is never fetched."""
     if not isinstance(source, str) or source in EMBEDDED or os.path.exists(source):  # noqa: PTH110 - as in `check_folder`
         return False
     return source in catalogue() or remote_prefix(source) is not None
 
 
-def _source_of(name: str) -> str:
-    """What to load for a name: itself, or the one public checkpoint of a model, of ours or of timm's name."""
+def _pretrained_source(name: str) -> str:
+    """Return the source of pretrained weights for a name: the name itself, or the only public checkpoint of a model.
+
+    Names of models in timm are accepted, too. Raise UsageError if a model has none or several checkpoints.
+    """
     if name in EMBEDDED or os.path.exists(name) or _is_remote(name):  # noqa: PTH110
         return name
-    names = [one.name for one in catalogue().values() if name in (one.model, one.hub.partition("/")[2])]
+    names = [
+        published.name
+        for published in catalogue().values()
+        if name in (published.model, published.hub.partition("/")[2])
+    ]
     if len(names) == 1:
         return names[0]
     if names:
@@ -67,16 +74,19 @@ def _source_of(name: str) -> str:
     )
 
 
-def _with_weights(model: AnyModel, settings: dict[str, Any]) -> AnyModel:
-    """A pretrained model with a new head, for another resolution, or with settings that keep the shapes of weights."""
+def _change_pretrained(model: AnyModel, settings: dict[str, Any]) -> AnyModel:
+    """Return a pretrained model with changed settings, which must keep the shapes of its weights.
+
+    A new number of classes gives it a new head, and a new resolution resizes it. The model may be changed in place.
+    """
     changes = dict(settings)
     resolution, classes = changes.pop("resolution", None), changes.pop("classes", model.config.classes)
     if changes:
         try:
             model = model.clone_with(**changes)
         except RuntimeError:
-            listed = ", ".join(f"{key}={value!r}" for key, value in changes.items())
-            raise UsageError(f"Settings must keep the shapes of pretrained weights, got {listed}.") from None
+            changes_text = ", ".join(f"{key}={value!r}" for key, value in changes.items())
+            raise UsageError(f"Settings must keep the shapes of pretrained weights, got {changes_text}.") from None
     if resolution is not None:
         model = model.resize(resolution)
     if classes != model.config.classes:
@@ -85,7 +95,7 @@ def _with_weights(model: AnyModel, settings: dict[str, Any]) -> AnyModel:
 
 
 class _AsNamed:
-    """The default of every setting of `create`: as in the model of that name."""
+    """Default of every parameter of `create`: the setting of the named model."""
 
     def __repr__(self) -> str:
         return "as named"
@@ -94,8 +104,8 @@ class _AsNamed:
 _AS_NAMED: Any = _AsNamed()
 
 
-# Every setting of the built-in families, so that editors complete them and type checkers flag others;
-# tests/test_public_interface.py holds them equal to the configurations.
+# The parameters are all settings of the built-in families, so that editors complete them and type checkers reject
+# others. tests/test_public_interface.py compares them with the configurations.
 def create(
     name: str,
     /,
@@ -155,15 +165,15 @@ def create(
     pretrained: bool = False,
     **others: Never,
 ) -> AnyModel:
-    """A newly initialised model by its name, with settings changed. timm's names are known, too.
+    """Create a newly initialised model by its name, with changed settings. Names of timm are accepted, too.
 
-    The settings are those of the model's family (`vitrail.models.families` explains them), and a setting that the
-    family does not have is refused. Families of other packages may have `others`. Weights are initialised with
-    torch's random generator: seed it to repeat them.
+    The settings are those of the model's family (see `vitrail.models.families`). A setting that the family does not
+    have is refused. Families of other packages may have `others`. Weights are initialised with torch's random
+    generator: seed it to reproduce them.
 
-    With `pretrained`, the name is that of a public checkpoint (`vitrail weights`), an address or a path, as for
-    `vitrail.load`; or of a model that has one checkpoint. `classes` then gives it a new head, `resolution` resizes it,
-    and other settings must keep the shapes of its weights.
+    With `pretrained`, `name` is a public checkpoint (`vitrail weights`), an address or a path, as for `vitrail.load`,
+    or a model that has exactly one checkpoint. `classes` then gives it a new head, `resolution` resizes it, and other
+    settings must keep the shapes of its weights.
 
         >>> model = vitrail.create("ViT-Ti/16", classes=10, resolution=96)
         >>> model(torch.zeros(1, 3, 96, 96)).shape
@@ -173,9 +183,9 @@ def create(
         >>> vitrail.create("fashion", pretrained=True, classes=2).config.classes
         2
     """
-    given = dict(locals())  # the parameters and nothing else, as this is the first line
-    del given["name"], given["others"], given["pretrained"]
-    settings = {key: value for key, value in given.items() if value is not _AS_NAMED} | others
+    parameters = dict(locals())  # only the parameters, because this is the first line
+    del parameters["name"], parameters["others"], parameters["pretrained"]
+    settings = {key: value for key, value in parameters.items() if value is not _AS_NAMED} | others
     if pretrained:
-        return _with_weights(load(_source_of(name)).model, settings).train()
+        return _change_pretrained(load(_pretrained_source(name)).model, settings).train()
     return build(zoo.find(name).replace(**settings))
