@@ -19,7 +19,7 @@ from PIL import Image
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.data.augment.config import Augment
 from vitrail.data.augment.pipeline import mix
-from vitrail.data.cache import _ENTRY, ImageCache, _checksum
+from vitrail.data.cache import _ENTRY, ImageCache, _entry_checksum
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader, rank_share
 from vitrail.data.preprocess import Preprocess
@@ -360,7 +360,7 @@ def test_an_entry_of_other_channels_is_decoded_anew_though_its_checksum_is_right
     content, pixels = (folder / "index").read_bytes(), (folder / "pixels").read_bytes()
     key, offset, height, *_ = _ENTRY.unpack(content[: _ENTRY.size])
     shape = (height, width, channels)
-    checksum = _checksum(key, offset, shape, pixels[offset : offset + height * width * channels])
+    checksum = _entry_checksum(key, offset, shape, pixels[offset : offset + height * width * channels])
     (folder / "index").write_bytes(_ENTRY.pack(key, offset, *shape, checksum) + content[_ENTRY.size :])
     assert [read_all(), read_all()] == [7, 8]
 

@@ -301,13 +301,13 @@ def test_scaled_jpeg_decoding_is_recorded_and_near(tmp_path):
     smooth.save(tmp_path / "camera.jpg", quality=90)
     exact, double = Preprocess(), Preprocess(jpeg="double")
     assert Preprocess.from_json(double.to_json()) == double
-    assert open_image(tmp_path / "camera.jpg", double._double_size).size == (1200, 800)
+    assert open_image(tmp_path / "camera.jpg", double._twice_resized_size).size == (1200, 800)
     difference = np.abs(exact.crop(tmp_path / "camera.jpg").astype(int) - double.crop(tmp_path / "camera.jpg"))
     assert 0 < difference.mean() < 2
     exif = Image.Exif()
     exif[0x0112] = 6
     smooth.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.jpg", quality=90, exif=exif)
-    assert open_image(tmp_path / "turned.jpg", double._double_size).size == (1200, 800)
+    assert open_image(tmp_path / "turned.jpg", double._twice_resized_size).size == (1200, 800)
 
 
 def test_damaged_and_foreign_files_are_one_line(tmp_path):

@@ -32,7 +32,7 @@ _ENTRY = struct.Struct("<16sQIIII")
 
 
 class ImageCache:
-    """A cache file of at most `limit` bytes. `read(path, preprocess)` is a cached `preprocess.read(path)`."""
+    """Cache of decoded images in a folder, of at most `limit` bytes of pixels."""
 
     def __init__(self, folder: str | Path, limit: int) -> None:
         self.folder, self.limit = Path(folder), limit
@@ -63,16 +63,16 @@ class ImageCache:
         settings = _decoding_settings(preprocess)
         content = None
         try:
-            memo = (path, settings, *read_size_and_mtime(path))
+            file_version = (path, settings, *read_size_and_mtime(path))
         except (OSError, ValueError):
-            memo = (path, settings, -1, -1)
-        key = self._keys.get(memo)
+            file_version = (path, settings, -1, -1)
+        key = self._keys.get(file_version)
         if key is None:
             content = read_file(path)
             key = hashlib.blake2b(settings.encode() + content, digest_size=16).digest()
         with self._lock:
-            self._keys[memo] = key
-            pixels = self._load(key, preprocess.channels)
+            self._keys[file_version] = key
+            pixels = self._load_pixels(key, preprocess.channels)
             self.hits, self.misses = self.hits + (pixels is not None), self.misses + (pixels is None)
         if pixels is not None:
             return pixels
@@ -82,13 +82,13 @@ class ImageCache:
             key = hashlib.blake2b(settings.encode() + content, digest_size=16).digest()
         image = preprocess.read(content, name=path)
         with self._lock, contextlib.suppress(OSError):  # disk full: the image is not cached
-            self._store(key, np.ascontiguousarray(np.atleast_3d(np.asarray(image))))
+            self._store_pixels(key, np.ascontiguousarray(np.atleast_3d(np.asarray(image))))
         return image
 
-    def _load(self, key: bytes, expected_channels: int) -> np.ndarray | None:
+    def _load_pixels(self, key: bytes, expected_channels: int) -> np.ndarray | None:
         """Return the image of a key, or None if it is missing, corrupt or has another number of channels."""
         if key not in self._entries:
-            self._refresh()
+            self._refresh_index()
         if key not in self._entries:
             return None
         offset, height, width, channels, checksum = self._entries[key]
@@ -97,30 +97,32 @@ class ImageCache:
             content = os.pread(self._pixels, size, offset) if channels == expected_channels else b""
         except OSError:
             content = b""
-        if len(content) != size or (key not in self._intact and _checksum(key, offset, shape, content) != checksum):
+        if len(content) != size or (
+            key not in self._intact and _entry_checksum(key, offset, shape, content) != checksum
+        ):
             del self._entries[key]
             return None
         self._intact.add(key)
         return np.frombuffer(content, np.uint8).reshape(shape)
 
-    def _refresh(self) -> None:
+    def _refresh_index(self) -> None:
         """Read the valid entries that other processes have appended."""
         with contextlib.suppress(OSError):
             while count := len(records := os.pread(self._index, 4096 * _ENTRY.size, self._indexed)) // _ENTRY.size:
                 self._indexed += count * _ENTRY.size
                 end = os.fstat(self._pixels).st_size  # after reading the entries: pixels are written before entries
-                for key, *place in _ENTRY.iter_unpack(records[: count * _ENTRY.size]):
-                    offset, height, width, channels, checksum = place
+                for key, *fields in _ENTRY.iter_unpack(records[: count * _ENTRY.size]):
+                    offset, height, width, channels, checksum = fields
                     if 0 < height * width * channels <= end - offset and height * width <= MAX_PIXELS:
                         self._entries[key] = offset, height, width, channels, checksum
                         self._intact.discard(key)
 
-    def _store(self, key: bytes, pixels: np.ndarray) -> None:
+    def _store_pixels(self, key: bytes, pixels: np.ndarray) -> None:
         """Append an image, unless the cache is full or another process has stored it."""
         fcntl.flock(self._index, fcntl.LOCK_EX)
         try:
-            self._refresh()
-            if self._load(key, pixels.shape[2]) is not None:
+            self._refresh_index()
+            if self._load_pixels(key, pixels.shape[2]) is not None:
                 return
             offset = os.fstat(self._pixels).st_size
             # If a crash left a partial entry at the end of the index, overwrite it.
@@ -128,23 +130,25 @@ class ImageCache:
             if offset + pixels.nbytes > self.limit:
                 return
             try:
-                _write(self._pixels, pixels.tobytes(), offset)
-                checksum = _checksum(key, offset, pixels.shape, pixels.data)
-                _write(self._index, _ENTRY.pack(key, offset, *pixels.shape, checksum), end)
+                _write_at(self._pixels, pixels.tobytes(), offset)
+                checksum = _entry_checksum(key, offset, pixels.shape, pixels.data)
+                _write_at(self._index, _ENTRY.pack(key, offset, *pixels.shape, checksum), end)
             except OSError:
                 os.ftruncate(self._pixels, offset)
                 os.ftruncate(self._index, end)
                 raise
-            self._refresh()
+            self._refresh_index()
         finally:
             fcntl.flock(self._index, fcntl.LOCK_UN)
 
 
-def _checksum(key: bytes, offset: int, shape: tuple[int, ...], pixels: bytes | memoryview) -> int:
+def _entry_checksum(key: bytes, offset: int, shape: tuple[int, ...], pixels: bytes | memoryview) -> int:
+    """Return the CRC-32 of the fields and the pixels of an entry."""
     return zlib.crc32(pixels, zlib.crc32(_ENTRY.pack(key, offset, *shape, 0)))
 
 
-def _write(file: int, content: bytes, offset: int) -> None:
+def _write_at(file: int, content: bytes, offset: int) -> None:
+    """Write all bytes to a file descriptor at an offset."""
     view = memoryview(content)
     while view:
         written = os.pwrite(file, view, offset)

@@ -18,7 +18,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Images with their classes."""
+    """Images of a split of a data set, with their classes."""
 
     name: str
     images: Sequence[str] | np.ndarray
@@ -71,7 +71,9 @@ class Split:
         if (pixels := self.in_memory) is not None:
             contents = (np.ascontiguousarray(image).tobytes() for image in pixels)
         else:
-            contents = (os.fsencode(os.path.relpath(path, root)) + b"\0" + _read_bytes(path) for path in self.images)
+            contents = (
+                os.fsencode(os.path.relpath(path, root)) + b"\0" + _read_bytes_if_present(path) for path in self.images
+            )
         digests = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
         return np.frombuffer(digests, "<u8")
 
@@ -88,7 +90,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A data set. `splits` has train, val or test; or only `all` if the data have no splits."""
+    """A labelled data set of images. `splits` has train, val or test; or only `all` if the data have no splits."""
 
     name: str
     """Name or path as the user typed it."""
@@ -208,20 +210,22 @@ class Dataset:
         return np.bincount(split.labels, minlength=len(self.labels))
 
     def _check_classes(self, training: Split) -> None:
+        """Raise an error if there are fewer than two classes, or a class has no training image."""
         if len(self.labels) < 2:
             raise UsageError(
                 f"Data to train on must have at least 2 classes, got {list(self.labels)} in {self.name!r}."
             )
         if missing := self.missing(training):
-            named = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
+            names = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
             raise CorruptFileError(
                 path=self.name,
-                cause=f"has no training image of class {named}",
+                cause=f"has no training image of class {names}",
                 advice=f"Run `vitrail doctor {self.name}` for details.",
             )
 
 
 def _file_size(path: str) -> int:
+    """Return the size of a file in bytes, or -1 if it is missing."""
     try:
         return read_size_and_mtime(path)[0]
     except (OSError, ValueError):
@@ -238,7 +242,7 @@ def _encode_labels(labels: Sequence[str | tuple[str, ...]], index_of: Mapping[st
     return table
 
 
-def _read_bytes(path: str) -> bytes:
+def _read_bytes_if_present(path: str) -> bytes:
     """Return the bytes of a file, or b"" if it was deleted after the prediction: predictions must not be lost."""
     try:
         return read_file(path)
@@ -255,14 +259,15 @@ def sample_held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
     held_out = np.zeros(len(labels), bool)
     keys = rng.bits(seed, np.arange(len(labels)), stream="held out")
     if labels.ndim == 2:
-        remaining, wanted = labels.sum(axis=0, dtype=np.int64), max(round(share * len(labels)), 1) if share else 0
+        training_counts = labels.sum(axis=0, dtype=np.int64)
+        count = max(round(share * len(labels)), 1) if share else 0
         for index in np.argsort(keys, kind="stable"):
-            if wanted and (remaining > labels[index]).all(where=labels[index] > 0):
-                held_out[index], wanted, remaining = True, wanted - 1, remaining - labels[index]
+            if count and (training_counts > labels[index]).all(where=labels[index] > 0):
+                held_out[index], count, training_counts = True, count - 1, training_counts - labels[index]
         return held_out
     for members in np.split(order := np.lexsort((keys, labels)), np.flatnonzero(np.diff(labels[order])) + 1):
-        wanted = max(round(share * len(members)), 1) if share and len(members) > 1 else 0
-        held_out[members[: min(wanted, len(members) - 1)]] = True
+        count = max(round(share * len(members)), 1) if share and len(members) > 1 else 0
+        held_out[members[: min(count, len(members) - 1)]] = True
     return held_out
 
 

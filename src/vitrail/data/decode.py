@@ -1,4 +1,4 @@
-"""Decoding of image files. Every failure becomes one error that names the file and the cause."""
+"""Decode image files. Every failure raises CorruptFileError or UsageError with the file and the cause."""
 
 import contextlib
 import ctypes
@@ -37,7 +37,7 @@ with contextlib.suppress(OSError, AttributeError):  # Pillow without libtiff, or
     _libtiff.TIFFSetWarningHandler(None)
 
 # Transposition that turns an image upright, by its EXIF orientation.
-_TURNS = {
+_TRANSPOSITIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -48,8 +48,8 @@ _TURNS = {
 }
 _ORIENTATION = 0x0112
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
-_CONVERT = "convert it to JPEG and remove it, for example by `magick mogrify -format jpg *.heic`"
-_EMPTY = "cannot be decoded (it is empty)"
+_CONVERT_ADVICE = "convert it to JPEG and remove it, for example by `magick mogrify -format jpg *.heic`"
+_EMPTY_CAUSE = "cannot be decoded (it is empty)"
 
 
 class StoredImage(str):
@@ -103,7 +103,7 @@ def read_file(path: str | Path) -> bytes:
     except OSError as error:
         raise CorruptFileError(path=path, cause=f"cannot be read ({error.strerror})") from None
     if not content:
-        raise CorruptFileError(path=path, cause=_EMPTY)
+        raise CorruptFileError(path=path, cause=_EMPTY_CAUSE)
     return content
 
 
@@ -137,7 +137,7 @@ def open_image(
             orientation = _read_orientation(image)  # 1 for TIFF, which Pillow has already turned
         if orientation == 1:
             return image
-        upright = image.transpose(_TURNS[orientation])
+        upright = image.transpose(_TRANSPOSITIONS[orientation])
         upright.format = image.format
         return upright
 
@@ -150,8 +150,10 @@ def identify(source: str | Path | bytes, *, name: str = "image") -> tuple[str, s
 
 @contextlib.contextmanager
 def _open_header(source: str | Path | bytes, name: str) -> Generator[Image.Image]:
-    """Open an image and read its header. Convert any error of the decoder within the block into one that names the
-    file."""
+    """Context with an opened image whose header has been read.
+
+    Any error of the decoder within the block becomes a CorruptFileError that names the file.
+    """
     if isinstance(source, StoredImage):
         name, source = str(source), read_file(source)
     if not isinstance(source, bytes):
@@ -161,7 +163,7 @@ def _open_header(source: str | Path | bytes, name: str) -> Generator[Image.Image
     try:
         # Given a path, Pillow maps some files into memory; their pixels would change or vanish with the file.
         with (
-            _QUIET,
+            _SUPPRESS_WARNINGS,
             io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file,
             Image.open(file, formats=_readable_formats()) as image,
         ):
@@ -170,9 +172,9 @@ def _open_header(source: str | Path | bytes, name: str) -> Generator[Image.Image
         raise
     except UnidentifiedImageError:  # Pillow's text shows the address of a Python object
         if not (len(source) if isinstance(source, bytes) else Path(source).stat().st_size):
-            raise CorruptFileError(path=name, cause=_EMPTY) from None
+            raise CorruptFileError(path=name, cause=_EMPTY_CAUSE) from None
         if (cause := _explain_unsupported(source)) is not None:
-            raise CorruptFileError(path=name, cause=f"{cause}: {_CONVERT}") from None
+            raise CorruptFileError(path=name, cause=f"{cause}: {_CONVERT_ADVICE}") from None
         *formats, last = _readable_formats()
         reason = f"its header is not that of a {', '.join(formats)} or {last} file"
         raise CorruptFileError(path=name, cause=f"cannot be decoded ({reason})") from None
@@ -191,8 +193,10 @@ def _explain_unsupported(source: str | Path | bytes) -> str | None:
     return "is an AVIF image, which this Pillow cannot decode" if head[8:12] in (b"avif", b"avis") else None
 
 
-class _Quiet:
-    """Suppress Pillow's warnings while any thread decodes: we reject or repair the same problems.
+class _WarningSuppressor:
+    """Context manager that suppresses Pillow's warnings while any thread decodes images.
+
+    The problems that they name raise errors or are repaired here.
 
     `warnings.catch_warnings` alone is not thread-safe: the last thread would restore the filters of another thread.
     """
@@ -215,7 +219,7 @@ class _Quiet:
                 self._filters.__exit__(None, None, None)
 
 
-_QUIET = _Quiet()
+_SUPPRESS_WARNINGS = _WarningSuppressor()
 
 
 def _read_orientation(image: Image.Image) -> int:
@@ -224,12 +228,12 @@ def _read_orientation(image: Image.Image) -> int:
         orientation = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # the parser raises exceptions of any type
         return 1
-    return orientation if isinstance(orientation, int) and orientation in _TURNS else 1
+    return orientation if isinstance(orientation, int) and orientation in _TRANSPOSITIONS else 1
 
 
 @functools.cache
 def _readable_formats() -> tuple[str, ...]:
-    """Return those of `FORMATS` that this build of Pillow can read."""
+    """Return the formats in `FORMATS` that this build of Pillow can read."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 

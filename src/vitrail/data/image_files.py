@@ -50,7 +50,7 @@ def subfolders(folder: str | Path) -> list[str]:
 
 def list_images(folders: Iterable[str | Path]) -> list[str]:
     """Return all image files under these folders, sorted within each folder."""
-    return [path for folder in folders for path in sorted(_walk(str(folder), frozenset()))]
+    return [path for folder in folders for path in sorted(_walk_image_files(str(folder), frozenset()))]
 
 
 def find_images(arguments: Sequence[str], *, stdin: bool = False) -> list[str]:
@@ -77,11 +77,14 @@ def find_images(arguments: Sequence[str], *, stdin: bool = False) -> list[str]:
     if not files and "-" in arguments:
         raise UsageError("Names of images must come on standard input, one per line, got none.")
     if not files:
-        raise UsageError("Images must be given: files, folders, patterns, or names on standard input by -.")
+        raise UsageError(
+            "Images must be given as files, folders or patterns, or names on standard input (-), got none."
+        )
     return files
 
 
 def _lines_of_stdin() -> Iterator[str]:
+    """Yield the lines of standard input as file names."""
     return (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ()))
 
 
@@ -118,7 +121,7 @@ def name_images(images: "ImageLike | Iterable[ImageLike]") -> tuple[list[Any], l
     return named_images, names
 
 
-def _walk(folder: str, followed: frozenset[str]) -> Iterator[str]:
+def _walk_image_files(folder: str, followed: frozenset[str]) -> Iterator[str]:
     """Yield the image files at any depth. Links to folders are followed, except in cycles."""
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -129,10 +132,11 @@ def _walk(folder: str, followed: frozenset[str]) -> Iterator[str]:
                 yield entry.path  # reading a broken link raises an error that names it
             elif entry.is_dir():
                 if not entry.is_symlink():
-                    yield from _walk(entry.path, followed)
-                elif (real := os.path.realpath(entry.path)) not in followed and not _is_inside(folder, real):
-                    yield from _walk(entry.path, followed | {real})
+                    yield from _walk_image_files(entry.path, followed)
+                elif (real := os.path.realpath(entry.path)) not in followed and not _is_inside_folder(folder, real):
+                    yield from _walk_image_files(entry.path, followed | {real})
 
 
-def _is_inside(folder: str, other: str) -> bool:
+def _is_inside_folder(folder: str, other: str) -> bool:
+    """Return whether a folder is `other` or lies below it; `other` has no symbolic links."""
     return (os.path.realpath(folder) + os.sep).startswith(other + os.sep)

@@ -31,8 +31,8 @@ from vitrail.data.preprocess import Preprocess
 
 OnDamage = Literal["error", "skip", "substitute"]
 
-_CHUNK = 8  # images per job of a worker
-_SMALL = 64 * 64  # pixels; images in memory up to this size are augmented as one batch
+_PIECE_SIZE = 8  # images per job of a worker
+_SMALL = 64 * 64  # pixels; images in memory up to this size are augmented in batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +64,12 @@ def rank_share(count: int, rank: int, ranks: int, unit: int = 1) -> slice:
     Slices are as equal as possible, the first ones larger. They start at multiples of `unit`: 2 keeps pairs together.
     """
     units = -(-count // unit)
-    first, last = (min(unit * -(-units * place // ranks), count) for place in (rank, rank + 1))
+    first, last = (min(unit * -(-units * boundary // ranks), count) for boundary in (rank, rank + 1))
     return slice(first, last)
 
 
 class Loader:
-    """Loads the batches of a split.
+    """Load the batches of a split in a reproducible order.
 
     `for batch in loader.epoch(3, start=17)` starts at step 17 of epoch 3; both count from 0.
     """
@@ -128,18 +128,19 @@ class Loader:
             shares.append((batch_indices[share], len(batch_indices)))
         pixels = self.split.in_memory
         is_small = pixels is not None and max(np.prod(pixels.shape[1:3]), np.prod(self.preprocess.resolution)) <= _SMALL
-        chunk = self.batch if is_small else _CHUNK
+        piece_size = self.batch if is_small else _PIECE_SIZE
         pieces = [
-            [indices[at : at + chunk] for at in range(0, len(indices), chunk)] or [indices] for indices, _ in shares
+            [indices[begin : begin + piece_size] for begin in range(0, len(indices), piece_size)] or [indices]
+            for indices, _ in shares
         ]
-        jobs = (lambda piece=piece: self._prepare(piece, epoch) for group in pieces for piece in group)
+        jobs = (lambda piece=piece: self._prepare_piece(piece, epoch) for group in pieces for piece in group)
         # Work on small images is dominated by Python code under the GIL: a second thread would not help.
         workers = min(self.workers, 1) if is_small else self.workers
         readable = 0
         prepared = prefetch(jobs, workers, ahead=2 * max(map(len, pieces), default=1))
         try:
             for (indices, global_size), group in zip(shares, pieces, strict=True):
-                batch = self._assemble(indices, global_size, epoch, [next(prepared) for _ in group])
+                batch = self._assemble_batch(indices, global_size, epoch, [next(prepared) for _ in group])
                 readable += int(batch.weights.sum())
                 yield batch
             # A part of an epoch, or the part of one rank, may be unreadable although other images are readable.
@@ -150,7 +151,7 @@ class Loader:
         finally:
             prepared.close()
 
-    def _prepare(self, indices: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _prepare_piece(self, indices: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the pixels of these samples and the index that each image came from.
 
         The index differs from the sample's if another image replaces a corrupt one; it is -1 for a skipped image.
@@ -159,7 +160,7 @@ class Loader:
         memory = self.split.in_memory
         if memory is not None and len(indices):
             return augment(memory[indices], stream, self.settings, self.preprocess), indices
-        decoded = [self._read(int(index)) for index in indices]
+        decoded = [self._read_image(int(index)) for index in indices]
         origins = np.array([origin for _, origin in decoded], np.int64)
         pixels = np.zeros((len(indices), *self.preprocess.resolution, self.preprocess.channels), np.uint8)
         is_readable = origins >= 0
@@ -168,19 +169,19 @@ class Loader:
             pixels[is_readable] = augment(images, stream.take(is_readable), self.settings, self.preprocess)
         return pixels, origins
 
-    def _read(self, index: int) -> tuple[Image.Image | np.ndarray | None, int]:
+    def _read_image(self, index: int) -> tuple[Image.Image | np.ndarray | None, int]:
         """Return a decoded image and the index that it came from, or (None, -1) for a skipped image.
 
         `on_damage` decides about a corrupt image: raise an error, skip it, or take the next readable image.
         """
         count = len(self.split)
-        for place in range(index, index + count):
-            path = self.split.images[place % count]
+        for origin in (number % count for number in range(index, index + count)):
+            path = self.split.images[origin]
             try:
                 with watchdog.watch_step(lambda path=path: f"decoding {str(path)!r}"):
                     if self.cache is None:
-                        return self.preprocess.read(path), place % count
-                    return self.cache.read(path, self.preprocess), place % count
+                        return self.preprocess.read(path), origin
+                    return self.cache.read(path, self.preprocess), origin
             except VitrailError as error:
                 if self.on_damage == "error":
                     raise CorruptImageError(str(error), path=path) from None
@@ -189,10 +190,10 @@ class Loader:
                     return None, -1
         raise CorruptFileError(f"No image of {self.split.name} can be read: {next(iter(self.damaged.values()))}")
 
-    def _assemble(
+    def _assemble_batch(
         self, indices: np.ndarray, global_size: int, epoch: int, pieces: list[tuple[np.ndarray, np.ndarray]]
     ) -> Batch:
-        """Join the pieces of a batch that `_prepare` returned."""
+        """Join the pieces of a batch that `_prepare_piece` returned."""
         pixels = pieces[0][0] if len(pieces) == 1 else np.concatenate([part for part, _ in pieces])
         origins = np.concatenate([part for _, part in pieces])
         is_skipped = origins < 0

@@ -1,4 +1,4 @@
-"""Prefetching: threads run jobs in advance, and results are returned in order."""
+"""Prefetching: run jobs on threads in advance and return their results in order."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator

@@ -1,6 +1,6 @@
-"""`Preprocess`: from an image to the input of a model. It is stored in the bundle and used by every command.
+"""Preprocessing of images for a model. It is stored in the bundle and used by every command.
 
-It equals timm's evaluation transform bit for bit, because published scores depend on it.
+`Preprocess` equals timm's evaluation transform bit for bit, because published scores depend on it.
 """
 
 import dataclasses
@@ -24,8 +24,7 @@ ImageLike = str | Path | bytes | Image.Image | np.ndarray
 
 _FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
-
-# Above this number of pixels, only the part under the crop is resized: very long images would fill the memory.
+# Above this number of pixels, only the part under the crop is resized. Otherwise a very long image could fill memory.
 _MAX_RESIZED = 32_000_000
 
 
@@ -75,7 +74,7 @@ class Preprocess(Settings):
     @property
     def background_pixel(self) -> tuple[int, int, int] | int:
         """The background in the model's channels: a colour, or its grey level."""
-        return self.background if self.channels == 3 else _to_grey(self.background)
+        return self.background if self.channels == 3 else _grey_level(self.background)
 
     @property
     def channels(self) -> int:
@@ -95,12 +94,12 @@ class Preprocess(Settings):
 
         The result is a Pillow image, or an array unless the model has 1 or 3 channels. Errors call bytes `name`.
         """
-        bands = self._as_images(image, name)
+        bands = self._split_bands(image, name)
         return bands[0] if len(bands) == 1 else np.stack([np.asarray(band) for band in bands], axis=2)
 
     def crop(self, image: ImageLike, *, name: str = "image") -> np.ndarray:
         """Resize and crop an image without normalisation: uint8 (H, W, C). Errors call bytes `name`."""
-        return self._stack([self._fit(band) for band in self._as_images(image, name)])
+        return self._stack_bands([self._resize_and_crop(band) for band in self._split_bands(image, name)])
 
     def crop_all(self, images: Iterable[ImageLike]) -> np.ndarray:
         """Resize and crop every image: uint8 (B, H, W, C). Errors name images without a path by their index."""
@@ -112,7 +111,9 @@ class Preprocess(Settings):
         corners = (left, top, left + box_width, top + box_height)
         height, width = self.resolution
         resample = _FILTERS[self.interpolation]
-        return self._stack([band.crop(corners).resize((width, height), resample) for band in self._as_images(image)])
+        return self._stack_bands(
+            [band.crop(corners).resize((width, height), resample) for band in self._split_bands(image)]
+        )
 
     def leaves_unchanged(self, height: int, width: int, channels: int) -> bool:
         """Return whether `crop` changes no pixel of an array of this shape."""
@@ -148,10 +149,12 @@ class Preprocess(Settings):
             return wide, max(int(wide * height / width), 1)
         return max(int(high * width / height), 1), high
 
-    def _stack(self, bands: list[Image.Image]) -> np.ndarray:
+    def _stack_bands(self, bands: list[Image.Image]) -> np.ndarray:
+        """Join images of the model's resolution along the channels: uint8 (H, W, C)."""
         return np.concatenate([np.asarray(band).reshape(*self.resolution, -1) for band in bands], axis=2)
 
-    def _fit(self, image: Image.Image) -> Image.Image:
+    def _resize_and_crop(self, image: Image.Image) -> Image.Image:
+        """Resize an image and crop its centre to the model's resolution."""
         height, width = self.resolution
         wide, high = self.resized_size(image.width, image.height)
         left, top = round((wide - width) / 2), round((high - height) / 2)
@@ -167,7 +170,7 @@ class Preprocess(Settings):
         canvas.paste(image, (-left, -top))
         return canvas
 
-    def _as_images(self, image: ImageLike, name: str = "image") -> list[Image.Image]:
+    def _split_bands(self, image: ImageLike, name: str = "image") -> list[Image.Image]:
         """Return one Pillow image of 1 or 3 channels, or one per channel: Pillow has no mode for other numbers."""
         channels = self.channels
         if channels not in (1, 3):
@@ -175,7 +178,7 @@ class Preprocess(Settings):
                 raise UsageError(f"Image of {channels} bands must be a uint8 array (height, width, {channels}).")
             return [Image.fromarray(np.ascontiguousarray(image[..., band])) for band in range(channels)]
         if isinstance(image, str | Path | bytes):
-            opened = open_image(image, self._double_size if self.jpeg == "double" else None, name=name)
+            opened = open_image(image, self._twice_resized_size if self.jpeg == "double" else None, name=name)
         elif isinstance(image, np.ndarray):
             if image.dtype != np.uint8 or 0 in image.shape or image.shape[2:] not in ((), (1,), (3,), (4,)):
                 raise UsageError(
@@ -193,12 +196,13 @@ class Preprocess(Settings):
             name = str(image) if isinstance(image, str | Path) else name
             raise CorruptFileError(path=name, cause=f"of mode {opened.mode} cannot be converted ({error})") from None
 
-    def _double_size(self, width: int, height: int) -> Pair:
+    def _twice_resized_size(self, width: int, height: int) -> Pair:
+        """Return twice the size after the resize, which a JPEG is decoded to at least."""
         wide, high = self.resized_size(width, height)
         return 2 * wide, 2 * high
 
 
-def _to_grey(colour: tuple[int, int, int]) -> int:
+def _grey_level(colour: tuple[int, int, int]) -> int:
     """Return the grey level of a colour, as in Pillow (ITU-R 601-2)."""
     pixel = Image.new("RGB", (1, 1), colour).convert("L").getpixel((0, 0))
     return int(pixel) if isinstance(pixel, int | float) else 0

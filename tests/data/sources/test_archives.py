@@ -289,7 +289,7 @@ def test_what_a_killed_process_was_unpacking_is_removed_and_what_others_unpack_i
     names = [home / "archives" / f".{name}.tar.writing-x" for name in ("left", "written", "new")]
     for path, content in zip(names, (b"half", b"half", b""), strict=True):
         path.write_bytes(content)
-    inflate, unlocked = archives._inflate, []
+    inflate, unlocked = archives._unpack_gzip, []
 
     def watch(path, file, packed):
         (own,) = set((home / "archives").iterdir()) - set(names)
@@ -298,7 +298,7 @@ def test_what_a_killed_process_was_unpacking_is_removed_and_what_others_unpack_i
             unlocked.append(own)
         return inflate(path, file, packed)
 
-    monkeypatch.setattr(archives, "_inflate", watch)
+    monkeypatch.setattr(archives, "_unpack_gzip", watch)
     with names[1].open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         open_data(write_archive(tmp_path / "set.tar.gz", PHOTOS))
@@ -388,7 +388,7 @@ def test_bombs_are_refused(tmp_path, home, monkeypatch):
         content_of(bomb)
     packed = tmp_path / "bomb.tar.gz"
     packed.write_bytes(gzip.compress(bytes(2**24)))
-    monkeypatch.setattr(archives, "_LARGE", 2**20)
+    monkeypatch.setattr(archives, "_MIN_BOMB", 2**20)
     with pytest.raises(CorruptFileError, match="it unpacks to over 200 times its size"):
         open_data(packed)
     monkeypatch.setattr(archives, "_SPARE_DISK", 2**62)
@@ -435,7 +435,7 @@ def test_a_tar_that_was_cut_off_or_has_a_damaged_header_is_refused(tmp_path, hom
     for spoiled in (content[:place], bytes(flipped)):
         path = tmp_path / f"b{ending}"
         path.write_bytes(spoiled if ending == ".tar" else gzip.compress(spoiled))
-        with pytest.raises(CorruptFileError, match=rf"b{ending}' .*\(it is damaged or cut off at byte {place:,}"):
+        with pytest.raises(CorruptFileError, match=rf"b{ending}' .*\(it is corrupt or truncated at byte {place:,}"):
             open_data(path)
     assert not [file for file in home.rglob("*") if file.is_file()]
 

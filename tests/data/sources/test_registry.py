@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.dataset import sample_held_out
-from vitrail.data.sources.built_in import _FASHION, _FASHION_PACKAGE
+from vitrail.data.sources.built_in import _FASHION_CLASSES, _FASHION_PACKAGE
 from vitrail.data.sources.registry import open_data
 
 
@@ -175,7 +175,7 @@ def test_npz_files(tmp_path):
         ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.array([1, 2**64 - 1], np.uint64)}, "integers up to"),
         (
             {"images": np.array([{}, {}]), "labels": np.zeros(2, int)},
-            r"cannot be read as npz \(images: it holds",
+            r"cannot be read as npz \(images: it contains",
         ),
     ],
 )
@@ -383,14 +383,16 @@ def test_fashion_mnist_where_it_is_and_where_it_is_not(tmp_path, monkeypatch):
             (tmp_path / name).write_bytes(content)
     monkeypatch.setenv("VITRAIL_DATA", str(tmp_path))
     data = open_data("fashion-mnist")
-    assert data.labels == tuple(sorted(_FASHION))
+    assert data.labels == tuple(sorted(_FASHION_CLASSES))
     split = data.splits["test"]
-    assert [data.labels[index] for index in split.labels] == [_FASHION[level] for level in split.images[:, 0, 0, 0]]
+    assert [data.labels[index] for index in split.labels] == [
+        _FASHION_CLASSES[level] for level in split.images[:, 0, 0, 0]
+    ]
 
 
 def test_forty_clothes_are_four_test_images_of_each_class():
     data = open_data("fashion-40")
-    assert (data.labels, data.licence, list(data.splits)) == (tuple(sorted(_FASHION)), "mit", ["test"])
+    assert (data.labels, data.licence, list(data.splits)) == (tuple(sorted(_FASHION_CLASSES)), "mit", ["test"])
     assert data.splits["test"].images.shape == (40, 28, 28, 1)
     assert np.bincount(data.splits["test"].labels).tolist() == [4] * 10
     if not _FASHION_PACKAGE.is_dir():

@@ -1,4 +1,4 @@
-"""The interface of augmentations."""
+"""Base classes of augmentations of training images."""
 
 import dataclasses
 from abc import abstractmethod
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Augmentation(Settings):
-    """One augmentation. Its fields are its settings; their defaults change nothing.
+    """Base class of an augmentation of training images. Its fields are its settings; the defaults change nothing.
 
-    Random numbers come from the stream of the samples, under names of its own (`stream.uniform("flip")`). So they are a
-    pure function of (seed, epoch, sample), and one photo gets the same pixels as the same photo in a batch. Another
-    name or another order of draws changes every training run.
+    Random numbers come from the stream of the samples, under names of the augmentation (`stream.uniform("flip")`). So
+    they are a pure function of (seed, epoch, sample), and a photo alone gets the same pixels as in a batch. Renaming a
+    stream or reordering draws changes every training run.
     """
 
     title: ClassVar[str] = "Augmentation"
@@ -33,38 +33,44 @@ class Augmentation(Settings):
 
     @property
     def mixes(self) -> bool:
-        """Whether it mixes images in pairs when it is active (see `mixture`)."""
+        """Whether the augmentation mixes images in pairs when it is active (see `mixture`)."""
         return False
 
     def check_channels(self, channels: int) -> None:
-        """Raise an error if images of this number of channels are not supported."""
+        """Raise UsageError if the augmentation does not support images of this number of channels."""
 
     def boxes(self, heights: "np.ndarray", widths: "np.ndarray", stream: "Stream") -> "np.ndarray | None":
-        """The box (top, left, height, width) of each decoded image that is resized to the resolution of the model,
-        int64 (B, 4). None: the whole image is preprocessed as in evaluation."""
+        """Return the box (top, left, height, width) to crop from each decoded image, int64 (B, 4).
+
+        The box is resized to the resolution of the model. With None, images are preprocessed as in evaluation.
+        """
         return None
 
     def apply(self, images: "np.ndarray", stream: "Stream", preprocess: "Preprocess") -> "np.ndarray":
-        """Augment images that have the resolution of the model, uint8 (B, height, width, C). The argument must not be
-        written to."""
+        """Return augmented images. `images` have the resolution of the model, uint8 (B, height, width, C).
+
+        An implementation must not write to `images`.
+        """
         return images
 
     def mixture(self, stream: "Stream", size: tuple[int, int], alone: "np.ndarray | None") -> "Mixture":
-        """How the normalised images of a batch are mixed in pairs, if it `mixes`. `alone` marks samples that must not
-        be mixed."""
+        """Return how to mix the normalised images of a batch in pairs. It is called only if the augmentation `mixes`.
+
+        `alone` marks samples that must not be mixed.
+        """
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FillingAugmentation(Augmentation):
-    """An augmentation that uncovers pixels."""
+    """Base class of an augmentation that uncovers pixels, with the setting of their value."""
 
     fill: Annotated[int, Bounds(0, 255)] = 0
-    """Value of padded pixels and of those that rotation and shear uncover."""
+    """Value of padded pixels and of pixels that rotation and shear uncover."""
 
 
 def require_channels(setting: str, operation: str, supported: tuple[int, ...] | None, channels: int) -> None:
-    """Raise an error if an operation does not support this number of channels; `supported` is None for any."""
+    """Raise UsageError if an operation does not support this number of channels; `supported` is None for any number."""
     if supported is not None and channels not in supported:
         raise UsageError(
             f"Augmentation by {operation} must have images of {' or '.join(map(str, supported))} channels, got"

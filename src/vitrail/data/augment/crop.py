@@ -19,7 +19,7 @@ _ATTEMPTS = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Crop(FillingAugmentation):
-    """Pad and crop, or RandomResizedCrop."""
+    """Random crop of the padded image, or RandomResizedCrop."""
 
     crop: Literal["none", "pad", "resized"] = "none"
     """none: as in evaluation. pad: pad the image, then crop a random window. resized: RandomResizedCrop."""
@@ -42,9 +42,10 @@ class Crop(FillingAugmentation):
         return self.crop != "none"
 
     def boxes(self, heights: np.ndarray, widths: np.ndarray, stream: Stream) -> np.ndarray | None:
-        """For crop = resized, the first of ten random areas and aspect ratios that fits into the image.
+        """Return the boxes of RandomResizedCrop for crop = resized, otherwise None.
 
-        If none fits, the largest centred box with an allowed aspect ratio (torchvision's rule).
+        A box has the first of ten random areas and aspect ratios that fits into the image. If none fits, it is the
+        largest centred box with an allowed aspect ratio, as in torchvision.
         """
         if self.crop != "resized":
             return None
@@ -68,6 +69,6 @@ class Crop(FillingAugmentation):
     def apply(self, images: Images, stream: Stream, preprocess: Preprocess) -> Images:
         if self.crop != "pad" or not self.padding:
             return images
-        places = 2 * self.padding + 1
-        down, right = stream.integers(places, "pad down"), stream.integers(places, "pad right")
+        positions = 2 * self.padding + 1
+        down, right = stream.integers(positions, "pad down"), stream.integers(positions, "pad right")
         return operations.pad_and_crop(images, self.padding, down, right, self.fill)

@@ -18,7 +18,7 @@ _ATTEMPTS = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Erasing(Augmentation):
-    """Erase a random box."""
+    """Erase a random box of an image."""
 
     erasing: Annotated[float, Bounds(0, 1)] = 0.0
     """Probability of erasing a random box with the mean colour (arXiv 1708.04896)."""
@@ -30,11 +30,14 @@ class Erasing(Augmentation):
     def apply(self, images: Images, stream: Stream, preprocess: Preprocess) -> Images:
         colour = np.rint(np.array(preprocess.mean) * 255)
         height, width = images.shape[1:3]
-        return operations.erase(images, self._boxes((height, width), stream), colour)
+        return operations.erase(images, self._random_boxes((height, width), stream), colour)
 
-    def _boxes(self, size: Pair, stream: Stream) -> np.ndarray:
-        """With the set probability, a box of 2 to 33 % of the area with an aspect ratio of 0.3 to 3.3; otherwise an
-        empty box."""
+    def _random_boxes(self, size: Pair, stream: Stream) -> np.ndarray:
+        """Return the box (top, left, height, width) to erase from each image, int64 (B, 4).
+
+        With the probability of the setting, it has 2 to 33 % of the area and an aspect ratio of 0.3 to 3.3; otherwise
+        it is empty.
+        """
         height, width = size
         area = height * width * (0.02 + 0.31 * stream.uniforms(_ATTEMPTS, "erase area"))
         narrow, broad = math.log(0.3), math.log(3.3)

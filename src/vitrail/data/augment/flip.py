@@ -25,14 +25,15 @@ class Flip(Augmentation):
         return self.flip != "none"
 
     def apply(self, images: Images, stream: Stream, preprocess: Preprocess) -> Images:
-        is_mirrored = self._is_mirrored(stream)
+        is_mirrored = self._draw_mirrored(stream)
         if not is_mirrored.any():
             return images
         images = images.copy()
         images[is_mirrored] = operations.flip(images[is_mirrored])
         return images
 
-    def _is_mirrored(self, stream: Stream) -> np.ndarray:
+    def _draw_mirrored(self, stream: Stream) -> np.ndarray:
+        """Return a mask (B) of the images to flip."""
         if self.flip == "random":
             return stream.uniform("flip") < 0.5
         first = rng.uniform(stream.seed, stream.index, stream="flip first") < 0.5

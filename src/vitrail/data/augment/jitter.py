@@ -15,15 +15,17 @@ from vitrail.data.preprocess import Preprocess
 
 
 class Jitter(NamedTuple):
-    """A row of the table of colour jitter: a random strength from `neutral - extent` to `neutral + extent`, where the
-    extent is the setting of this name."""
+    """One operation of colour jitter.
+
+    Its random strength is from `neutral - extent` to `neutral + extent`, where the extent is the setting of this name.
+    """
 
     name: str
     apply: Callable[[Images, np.ndarray], Images]
     neutral: float
     """The strength that changes nothing."""
     channels: tuple[int, ...] | None = None
-    """Supported numbers of channels; None is any."""
+    """Supported numbers of channels; None for any number."""
 
 
 JITTERS = (
@@ -63,9 +65,9 @@ class ColourJitter(Augmentation):
         images = images.copy()
         for turn in range(len(JITTERS)):
             for number, row in enumerate(JITTERS):
-                chosen = orders[:, turn] == number
-                if extents[number] and chosen.any():
-                    images[chosen] = row.apply(images[chosen], shifts[number][chosen] + row.neutral)
+                is_selected = orders[:, turn] == number
+                if extents[number] and is_selected.any():
+                    images[is_selected] = row.apply(images[is_selected], shifts[number][is_selected] + row.neutral)
         return images
 
     def _extents(self) -> list[float]:

@@ -1,8 +1,8 @@
 """Augmentation of training images, as a pure function of (seed, epoch, sample).
 
-Random numbers are computed for a batch at once and do not depend on which images share the batch. `augment` then works
-on decoded photos one by one or on many small images in memory: the same operations, so the same pixels. Mixing two
-images comes last, on the normalised tensors.
+Random numbers are computed for a batch at once and do not depend on the other images of the batch. `augment` works on
+decoded photos one by one, or on many small images in memory, with the same pixels as a result. `mix` is applied
+last, to normalised images.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ Photos = Sequence[Image.Image | np.ndarray] | np.ndarray
 
 
 def augment(images: Photos, stream: Stream, settings: Augment, preprocess: Preprocess) -> np.ndarray:
-    """Augment decoded images. Returns uint8 (B, height, width, C)."""
-    pixels = _crop(images, stream, settings, preprocess)
+    """Augment decoded images. Return pixels of the model's resolution, uint8 (B, height, width, C)."""
+    pixels = _crop_all(images, stream, settings, preprocess)
     for augmentation in settings.active:
         pixels = augmentation.apply(pixels, stream, preprocess)
     return np.ascontiguousarray(pixels)
 
 
-def _crop(images: Photos, stream: Stream, settings: Augment, preprocess: Preprocess) -> np.ndarray:
-    """Images of the model's resolution: random boxes, or the crop of the evaluation."""
-    heights, widths = _sizes(images)
+def _crop_all(images: Photos, stream: Stream, settings: Augment, preprocess: Preprocess) -> np.ndarray:
+    """Crop images to the model's resolution: random boxes if an augmentation draws them, otherwise as in evaluation."""
+    heights, widths = _image_sizes(images)
     for augmentation in settings.active:
         boxes = augmentation.boxes(heights, widths, stream)
         if boxes is not None:
@@ -42,8 +42,8 @@ def _crop(images: Photos, stream: Stream, settings: Augment, preprocess: Preproc
     return np.stack([preprocess.crop(image) for image in images])
 
 
-def _sizes(images: Photos) -> np.ndarray:
-    """Heights and widths (2, B)."""
+def _image_sizes(images: Photos) -> np.ndarray:
+    """Return the heights and widths of images, (2, B)."""
     if isinstance(images, np.ndarray):
         return np.tile(images.shape[1:3], (len(images), 1)).T
     sizes = [(image.height, image.width) if isinstance(image, Image.Image) else image.shape[:2] for image in images]
@@ -51,7 +51,7 @@ def _sizes(images: Photos) -> np.ndarray:
 
 
 def mix(images_BCHW: Tensor, mixture: Mixture) -> Tensor:
-    """Mix normalised images."""
+    """Return normalised images mixed in pairs by Mixup or CutMix, as `mixture` states."""
     device = images_BCHW.device
     others = images_BCHW[torch.from_numpy(mixture.partner).to(device)]
     is_cut = mixture.boxes[:, 2] * mixture.boxes[:, 3] > 0

@@ -1,7 +1,7 @@
 """RandAugment (arXiv 1909.13719): random operations for each image, from a table.
 
-A row has the name of an operation, its function, its arguments as a function of the context, and the supported numbers
-of channels. New operations are added at the end.
+A row of a table has the name of an operation, its function, the arguments as a function of the context (`ctx`), and the
+supported numbers of channels. Append new operations at the end: a random number selects the row.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from vitrail.data.preprocess import Preprocess
 
 
 class OperationContext(NamedTuple):
-    """What the arguments of an operation may depend on."""
+    """Values from which a row of a table computes the arguments of its operation."""
 
     magnitude: int
     fill: int
@@ -31,11 +31,11 @@ class OperationContext(NamedTuple):
     """Random stream of these images."""
 
     def rising(self, end: float) -> float:
-        """From 0 to `end` over torchvision's 31 magnitudes, in its single precision."""
+        """Return the strength of the magnitude on torchvision's scale of 31 strengths from 0 to `end`."""
         return _linspace(0.0, end)[self.magnitude]
 
     def falling(self, start: float) -> float:
-        """From `start` to 0 over torchvision's 31 magnitudes, in its single precision."""
+        """Return the strength of the magnitude on torchvision's scale of 31 strengths from `start` to 0."""
         return _linspace(start, 0.0)[self.magnitude]
 
     @property
@@ -43,88 +43,88 @@ class OperationContext(NamedTuple):
         """The magnitude on Google's scale, where 10 is usual."""
         return self.magnitude / 10
 
-    def all(self, strength: float) -> np.ndarray:
-        """The same strength for every image."""
+    def for_all(self, strength: float) -> np.ndarray:
+        """Return the same strength for every image (B)."""
         return np.full(len(self.sign), float(strength))
 
 
 class Operation(NamedTuple):
-    """A row: `apply(images, *arguments(context))`."""
+    """A row of a table of operations. It computes `apply(images, *arguments(context))`."""
 
     name: str
     apply: Callable[..., Images]
     arguments: Callable[[OperationContext], tuple[Any, ...]] = lambda _: ()
     channels: tuple[int, ...] | None = None
-    """Supported numbers of channels; None is any."""
+    """Supported numbers of channels; None for any number."""
 
 
 # Strengths of `torchvision.transforms.RandAugment`, under its names.
 TORCHVISION = (
     Operation("Identity", lambda images: images),
-    Operation("ShearX", operations.shear_x, lambda at: (at.rising(0.3) * at.sign, at.fill), GREY_OR_COLOUR),
-    Operation("ShearY", operations.shear_y, lambda at: (at.rising(0.3) * at.sign, at.fill), GREY_OR_COLOUR),
+    Operation("ShearX", operations.shear_x, lambda ctx: (ctx.rising(0.3) * ctx.sign, ctx.fill), GREY_OR_COLOUR),
+    Operation("ShearY", operations.shear_y, lambda ctx: (ctx.rising(0.3) * ctx.sign, ctx.fill), GREY_OR_COLOUR),
     Operation(
         "TranslateX",
         operations.translate_x,
-        lambda at: (at.rising(150 / 331 * at.width) * at.sign, at.fill),
+        lambda ctx: (ctx.rising(150 / 331 * ctx.width) * ctx.sign, ctx.fill),
         GREY_OR_COLOUR,
     ),
     Operation(
         "TranslateY",
         operations.translate_y,
-        lambda at: (at.rising(150 / 331 * at.height) * at.sign, at.fill),
+        lambda ctx: (ctx.rising(150 / 331 * ctx.height) * ctx.sign, ctx.fill),
         GREY_OR_COLOUR,
     ),
-    Operation("Rotate", operations.rotate, lambda at: (at.rising(30.0) * at.sign, at.fill), GREY_OR_COLOUR),
-    Operation("Brightness", operations.brightness, lambda at: (1 + at.rising(0.9) * at.sign,)),
-    Operation("Color", operations.saturation, lambda at: (1 + at.rising(0.9) * at.sign,), GREY_OR_COLOUR),
-    Operation("Contrast", operations.contrast, lambda at: (1 + at.rising(0.9) * at.sign,), GREY_OR_COLOUR),
-    Operation("Sharpness", operations.sharpness, lambda at: (1 + at.rising(0.9) * at.sign,)),
-    Operation("Posterize", operations.posterise, lambda at: (at.all(8 - round(at.magnitude / 7.5)),)),
-    Operation("Solarize", operations.solarise, lambda at: (at.all(at.falling(255.0)),)),
+    Operation("Rotate", operations.rotate, lambda ctx: (ctx.rising(30.0) * ctx.sign, ctx.fill), GREY_OR_COLOUR),
+    Operation("Brightness", operations.brightness, lambda ctx: (1 + ctx.rising(0.9) * ctx.sign,)),
+    Operation("Color", operations.saturation, lambda ctx: (1 + ctx.rising(0.9) * ctx.sign,), GREY_OR_COLOUR),
+    Operation("Contrast", operations.contrast, lambda ctx: (1 + ctx.rising(0.9) * ctx.sign,), GREY_OR_COLOUR),
+    Operation("Sharpness", operations.sharpness, lambda ctx: (1 + ctx.rising(0.9) * ctx.sign,)),
+    Operation("Posterize", operations.posterise, lambda ctx: (ctx.for_all(8 - round(ctx.magnitude / 7.5)),)),
+    Operation("Solarize", operations.solarise, lambda ctx: (ctx.for_all(ctx.falling(255.0)),)),
     Operation("AutoContrast", operations.autocontrast),
     Operation("Equalize", operations.equalise),
 )
 
-# Strengths of big_vision's `randaug`, under its names. Its lengths are for images of 224 pixels; here they follow the
-# size.
+# Strengths of big_vision's `randaug`, under its names. Its lengths are for images of 224 pixels; ours are
+# proportional to the size.
 GOOGLE = (
     Operation("AutoContrast", operations.autocontrast),
     Operation("Equalize", operations.equalise),
     Operation("Invert", operations.invert),
-    Operation("Rotate", operations.rotate, lambda at: (30 * at.tenths * at.sign, at.fill), GREY_OR_COLOUR),
-    Operation("Posterize", operations.posterise, lambda at: (at.all(min(int(4 * at.tenths), 8)),)),
-    Operation("Solarize", operations.solarise, lambda at: (at.all(int(256 * at.tenths)),)),
-    Operation("Color", operations.saturation, lambda at: (at.all(1.8 * at.tenths + 0.1),), GREY_OR_COLOUR),
-    Operation("Contrast", operations.contrast, lambda at: (at.all(1.8 * at.tenths + 0.1),), GREY_OR_COLOUR),
-    Operation("Brightness", operations.brightness, lambda at: (at.all(1.8 * at.tenths + 0.1),)),
-    Operation("Sharpness", operations.sharpness, lambda at: (at.all(1.8 * at.tenths + 0.1),)),
-    Operation("ShearX", operations.shear_x, lambda at: (0.3 * at.tenths * at.sign, at.fill), GREY_OR_COLOUR),
-    Operation("ShearY", operations.shear_y, lambda at: (0.3 * at.tenths * at.sign, at.fill), GREY_OR_COLOUR),
+    Operation("Rotate", operations.rotate, lambda ctx: (30 * ctx.tenths * ctx.sign, ctx.fill), GREY_OR_COLOUR),
+    Operation("Posterize", operations.posterise, lambda ctx: (ctx.for_all(min(int(4 * ctx.tenths), 8)),)),
+    Operation("Solarize", operations.solarise, lambda ctx: (ctx.for_all(int(256 * ctx.tenths)),)),
+    Operation("Color", operations.saturation, lambda ctx: (ctx.for_all(1.8 * ctx.tenths + 0.1),), GREY_OR_COLOUR),
+    Operation("Contrast", operations.contrast, lambda ctx: (ctx.for_all(1.8 * ctx.tenths + 0.1),), GREY_OR_COLOUR),
+    Operation("Brightness", operations.brightness, lambda ctx: (ctx.for_all(1.8 * ctx.tenths + 0.1),)),
+    Operation("Sharpness", operations.sharpness, lambda ctx: (ctx.for_all(1.8 * ctx.tenths + 0.1),)),
+    Operation("ShearX", operations.shear_x, lambda ctx: (0.3 * ctx.tenths * ctx.sign, ctx.fill), GREY_OR_COLOUR),
+    Operation("ShearY", operations.shear_y, lambda ctx: (0.3 * ctx.tenths * ctx.sign, ctx.fill), GREY_OR_COLOUR),
     Operation(
         "TranslateX",
         operations.translate_x,
-        lambda at: (100 * at.tenths * at.sign * at.width / 224, at.fill),
+        lambda ctx: (100 * ctx.tenths * ctx.sign * ctx.width / 224, ctx.fill),
         GREY_OR_COLOUR,
     ),
     Operation(
         "TranslateY",
         operations.translate_y,
-        lambda at: (100 * at.tenths * at.sign * at.height / 224, at.fill),
+        lambda ctx: (100 * ctx.tenths * ctx.sign * ctx.height / 224, ctx.fill),
         GREY_OR_COLOUR,
     ),
     Operation(
         "Cutout",
         operations.cut_out,
-        lambda at: (
-            at.stream.integers(at.height, "cut out down"),
-            at.stream.integers(at.width, "cut out right"),
-            int(40 * at.tenths * at.height / 224),
-            int(40 * at.tenths * at.width / 224),
-            at.fill,
+        lambda ctx: (
+            ctx.stream.integers(ctx.height, "cut out down"),
+            ctx.stream.integers(ctx.width, "cut out right"),
+            int(40 * ctx.tenths * ctx.height / 224),
+            int(40 * ctx.tenths * ctx.width / 224),
+            ctx.fill,
         ),
     ),
-    Operation("SolarizeAdd", operations.solarise_add, lambda at: (int(110 * at.tenths),)),
+    Operation("SolarizeAdd", operations.solarise_add, lambda ctx: (int(110 * ctx.tenths),)),
 )
 
 TABLES = {"torchvision": TORCHVISION, "google": GOOGLE}
@@ -132,7 +132,7 @@ TABLES = {"torchvision": TORCHVISION, "google": GOOGLE}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandAugment(FillingAugmentation):
-    """Random operations of a table."""
+    """RandAugment: random operations of a table, with the same magnitude for all."""
 
     randaugment: Annotated[int, Bounds(0, 16)] = 0
     """Number of random operations (RandAugment, arXiv 1909.13719)."""
@@ -153,23 +153,23 @@ class RandAugment(FillingAugmentation):
     def apply(self, images: Images, stream: Stream, preprocess: Preprocess) -> Images:
         table = TABLES[self.operations]
         for turn in range(self.randaugment):
-            kind = stream.integers(len(table), f"operation {turn}")
+            rows = stream.integers(len(table), f"operation {turn}")
             sign = np.where(stream.uniform(f"sign {turn}") < 0.5, -1.0, 1.0)
             images = images.copy()
-            for number in np.unique(kind):
-                chosen = kind == number
-                images[chosen] = self.apply_row(table[number], images[chosen], sign[chosen], stream.take(chosen))
+            for row in np.unique(rows):
+                mask = rows == row
+                images[mask] = self.apply_row(table[row], images[mask], sign[mask], stream.take(mask))
         return images
 
     def apply_row(self, row: Operation, images: Images, sign: np.ndarray, stream: Stream) -> Images:
-        """Apply one operation to images (B, H, W, C)."""
+        """Apply the operation of a row to images (B, H, W, C)."""
         height, width = images.shape[1:3]
         context = OperationContext(self.magnitude, self.fill, height, width, sign, stream)
         return row.apply(images, *row.arguments(context))
 
 
 def _linspace(start: float, end: float) -> list[float]:
-    """The strengths of torchvision's 31 magnitudes."""
-    import torch  # settings must be readable without it
+    """Return the strengths of torchvision's 31 magnitudes, computed in single precision."""
+    import torch  # not at the top: settings must be readable without torch
 
     return torch.linspace(start, end, 31).tolist()

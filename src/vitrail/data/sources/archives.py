@@ -33,11 +33,11 @@ from vitrail.data.sources.tree import FolderLayout, Tree, is_image
 if TYPE_CHECKING:
     from vitrail.data.dataset import Dataset
 
-_CHUNK = 2**20
-_BLOCK = 512  # bytes of a header in a .tar; files are padded to multiples of it
+_READ_BYTES = 2**20
+_TAR_BLOCK = 512  # bytes of a header in a .tar; files are padded to multiples of it
 _MAX_DEPTH = 100  # of nested folders
-_MAX_RATIO = 200  # unpacked size / packed size of a .tar.gz that unpacks to more than _LARGE bytes
-_LARGE = 2**30
+_MAX_RATIO = 200  # unpacked size / packed size of a .tar.gz that unpacks to more than _MIN_BOMB bytes
+_MIN_BOMB = 2**30  # bytes
 _SPARE_DISK = 2**29  # bytes that unpacking leaves free
 
 
@@ -52,26 +52,26 @@ class Archive(Tree):
         try:
             status = self.path.stat()
             self.bytes, self.time = status.st_size, status.st_mtime_ns
-            for member in self._list():
-                self._add(member)
+            for member in self._list_members():
+                self._add_member(member)
         except VitrailError:
             raise
         except Exception as error:  # the parsers of a corrupt archive raise exceptions of any type
-            raise self._corrupt(first_line(error)) from None
+            raise self._corrupt_archive_error(first_line(error)) from None
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path, str, str]]:
         return type(self), (self.path, self.name, self.prefix)
 
     @abstractmethod
-    def _list(self) -> Iterator[str]:
+    def _list_members(self) -> Iterator[str]:
         """Yield the checked names of all files and folders; names of folders end with a slash."""
 
     @abstractmethod
-    def _read(self, member: str) -> bytes:
+    def _read_member(self, member: str) -> bytes:
         """Return the bytes of a file."""
 
     @abstractmethod
-    def _size(self, member: str) -> int:
+    def _member_size(self, member: str) -> int:
         """Return the size of a file in bytes."""
 
     def folders(self, path: str = "") -> list[str]:
@@ -89,12 +89,12 @@ class Archive(Tree):
         return StoredImage(self.full(path), self, path)
 
     def size(self, path: str) -> int:
-        return self._size(self.prefix + path)
+        return self._member_size(self.prefix + path)
 
     def read(self, path: str) -> bytes:
         try:
             check_unpacked_size(self.size(path), Path(self.full(path)))
-            return self._read(self.prefix + path)
+            return self._read_member(self.prefix + path)
         except CorruptFileError:
             raise
         except KeyError:
@@ -129,7 +129,7 @@ class Archive(Tree):
         for name in self.folders(path):
             yield from self._walk_images(parent + name)
 
-    def _add(self, member: str) -> None:
+    def _add_member(self, member: str) -> None:
         """Add a file or folder to the listing, unless it or one of its folders is hidden, or it is the root."""
         parts = member.removesuffix("/").split("/")
         if any(not part or part.startswith(".") or part == "__MACOSX" for part in parts):
@@ -144,35 +144,36 @@ class Archive(Tree):
         if not member.endswith("/"):
             self._files.setdefault(folder, []).append(parts[-1])
 
-    def _normalise(self, name: str) -> str:
+    def _normalise_name(self, name: str) -> str:
         """Return a name with slashes and without empty parts and dots; "" is the root. Unsafe names are rejected."""
         name = name.replace("\\", "/")
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/") or ".." in parts:
-            raise self._corrupt(f"{name[:200]!r} would lie outside of it")
+            raise self._corrupt_archive_error(f"{name[:200]!r} would lie outside of it")
         if len(parts) > _MAX_DEPTH:
-            raise self._corrupt(f"{name[:200]!r} is nested too deeply")
+            raise self._corrupt_archive_error(f"{name[:200]!r} is nested too deeply")
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise self._corrupt(f"the name {name[:200]!r} is not Unicode") from None
+            raise self._corrupt_archive_error(f"the name {name[:200]!r} is not Unicode") from None
         return "/".join(parts)
 
-    def _corrupt(self, reason: str) -> CorruptFileError:
+    def _corrupt_archive_error(self, reason: str) -> CorruptFileError:
+        """Return the error to raise for an archive that cannot be read."""
         return CorruptFileError(path=self.name, cause=f"cannot be read as an archive ({reason})")
 
 
 class ZipTree(Archive):
     """A .zip file, read in place. `zipfile` checks the CRC-32 of every file."""
 
-    def _list(self) -> Iterator[str]:
+    def _list_members(self) -> Iterator[str]:
         self._zip = open_zip(self.path)
         self._infos: dict[str, zipfile.ZipInfo] = {}
         for info in self._zip.infolist():
             name = self._decode_name(info)
-            self._infos[self._normalise(name) + ("/" if name.endswith(("/", "\\")) else "")] = info
+            self._infos[self._normalise_name(name) + ("/" if name.endswith(("/", "\\")) else "")] = info
         if sum(info.compress_size for info in self._infos.values()) > self.bytes:
-            raise self._corrupt("its files overlap")
+            raise self._corrupt_archive_error("its files overlap")
         yield from self._infos
 
     def _decode_name(self, info: zipfile.ZipInfo) -> str:
@@ -182,18 +183,18 @@ class ZipTree(Archive):
         try:
             return info.filename.encode("cp437").decode()
         except UnicodeError:
-            raise self._corrupt(f"the name {info.filename[:200]!r} is not Unicode") from None
+            raise self._corrupt_archive_error(f"the name {info.filename[:200]!r} is not Unicode") from None
 
-    def _read(self, member: str) -> bytes:
+    def _read_member(self, member: str) -> bytes:
         info = self._infos[member]
         with self._zip.open(info) as file:
             return file.read(info.file_size + 1)  # without a limit, a file that states a false size would fill memory
 
-    def _size(self, member: str) -> int:
+    def _member_size(self, member: str) -> int:
         return self._infos[member].file_size
 
 
-class _Descriptor:
+class _SharedDescriptor:
     """File descriptor that threads share for reads at any offset. It is closed with the last reference."""
 
     def __init__(self, path: Path) -> None:
@@ -213,16 +214,16 @@ class _Extent(NamedTuple):
 class TarTree(Archive):
     """A .tar file, read in place."""
 
-    def _list(self) -> Iterator[str]:
+    def _list_members(self) -> Iterator[str]:
         self._extents: dict[str, _Extent] = {}
-        self._file = _Descriptor(self.path)
+        self._file = _SharedDescriptor(self.path)
         end = -1
         with tarfile.open(self.path, "r:") as archive:
             for info in archive:
-                if info.offset <= end or info.size < 0:  # the loop would never end
+                if info.offset <= end or info.size < 0:  # otherwise the loop would never end
                     raise ValueError("its headers lead backwards")
                 end = info.offset
-                name = self._normalise(info.name)
+                name = self._normalise_name(info.name)
                 if info.isdir():
                     yield f"{name}/"
                     continue
@@ -231,12 +232,12 @@ class TarTree(Archive):
                 if name not in self._extents:
                     yield name
                 self._extents[name] = _Extent(info.offset_data, info.size)
-            end_mark = os.pread(self._file.number, _BLOCK, archive.offset)
+            end_mark = os.pread(self._file.number, _TAR_BLOCK, archive.offset)
             # tarfile mistakes a corrupt header, or the end of a truncated file, for the end of the archive.
-            if end_mark != bytes(_BLOCK):
-                raise ValueError(f"it is damaged or cut off at byte {archive.offset:,}")
+            if end_mark != bytes(_TAR_BLOCK):
+                raise ValueError(f"it is corrupt or truncated at byte {archive.offset:,}")
 
-    def _read(self, member: str) -> bytes:
+    def _read_member(self, member: str) -> bytes:
         start, size = self._extents[member]
         content = bytearray()
         while len(content) < size:
@@ -246,12 +247,15 @@ class TarTree(Archive):
             content += piece
         return bytes(content)
 
-    def _size(self, member: str) -> int:
+    def _member_size(self, member: str) -> int:
         return self._extents[member].size
 
 
 class ArchiveFile(Source):
-    """A .zip, .tar, .tar.gz or .tgz of a folder with any layout. Outer folders with one folder each are skipped."""
+    """Source of data: a .zip, .tar, .tar.gz or .tgz of a folder with any layout.
+
+    Outer folders that contain only one folder are skipped.
+    """
 
     description = "a .zip, .tar or .tar.gz of such a folder"
 
@@ -267,14 +271,14 @@ class ArchiveFile(Source):
         else:
             tree, notes = unpack_once(Path(data))
         try:
-            dataset = self._read(tree)
+            dataset = self._read_tree(tree)
         except VitrailError:
-            if notes:  # it was unpacked just now: do not keep what cannot be read
+            if notes:  # do not keep an unpacked file that cannot be read
                 tree.path.unlink(missing_ok=True)
             raise
         return dataclasses.replace(dataset, name=name, notes=(*notes, *dataset.notes))
 
-    def _read(self, tree: Archive) -> "Dataset":
+    def _read_tree(self, tree: Archive) -> "Dataset":
         """Read a data set by the first layout that its tree has."""
         while len(folders := tree.folders()) == 1 and not tree.files() and _is_wrapper(tree, folders[0]):
             tree = tree.below(folders[0])
@@ -291,7 +295,7 @@ def _is_wrapper(tree: Tree, name: str) -> bool:
     return bool(tree.folders(name)) or not all(map(is_image, tree.files(name)))
 
 
-_UNPACKING = threading.Lock()
+_UNPACK_LOCK = threading.Lock()
 
 
 def unpack_once(path: Path) -> tuple[TarTree, tuple[str, ...]]:
@@ -305,7 +309,7 @@ def unpack_once(path: Path) -> tuple[TarTree, tuple[str, ...]]:
         end = os.pread(file.fileno(), 8, max(0, status.st_size - 8))
     stamp = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0".encode(errors="surrogateescape") + end
     cached = user_folder() / "archives" / f"{hashlib.sha256(stamp).hexdigest()[:32]}.tar"
-    with _UNPACKING:
+    with _UNPACK_LOCK:
         if cached.is_file():
             # The unpacked copy may have been cut off since, while the archive itself is complete.
             with contextlib.suppress(CorruptFileError):
@@ -314,7 +318,7 @@ def unpack_once(path: Path) -> tuple[TarTree, tuple[str, ...]]:
         with atomic_file(cached, force=True) as file:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            size = _inflate(path, file, status.st_size)
+            size = _unpack_gzip(path, file, status.st_size)
             file.flush()
             tree = TarTree(f"/dev/fd/{file.fileno()}", str(path))  # checked before it enters the cache
     tree.path = cached
@@ -322,9 +326,9 @@ def unpack_once(path: Path) -> tuple[TarTree, tuple[str, ...]]:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove partial files of killed processes.
+    """Remove the partial .tar files that killed processes left in the cache.
 
-    A running process holds the lock of its file. An empty file is left: its process may not have taken the lock yet.
+    A running process holds the lock of its file. An empty file is kept: its process may not have taken the lock yet.
     """
     for path in folder.glob(".*.tar.writing-*"):
         with contextlib.suppress(OSError), path.open("rb") as file:
@@ -333,16 +337,16 @@ def _remove_leftovers(folder: Path) -> None:
                 path.unlink()
 
 
-def _inflate(path: Path, file: BinaryIO, packed: int) -> int:
+def _unpack_gzip(path: Path, file: BinaryIO, packed: int) -> int:
     """Unpack a gzip file of `packed` bytes and return its unpacked size.
 
     Raises an error if the disk is too small, or if the ratio of the sizes shows a decompression bomb.
     """
     free = max(0, shutil.disk_usage(file.fileno()).free - _SPARE_DISK)
-    limit, size = max(_LARGE, _MAX_RATIO * packed), 0
+    limit, size = max(_MIN_BOMB, _MAX_RATIO * packed), 0
     try:
         with gzip.open(path) as source:
-            while piece := source.read(_CHUNK):
+            while piece := source.read(_READ_BYTES):
                 size += len(piece)
                 if size > free:
                     raise UsageError(

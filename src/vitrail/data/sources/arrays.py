@@ -1,4 +1,4 @@
-"""Data sets from arrays of images and labels."""
+"""Build data sets from arrays of images and labels."""
 
 import os
 from collections.abc import Mapping
@@ -41,6 +41,7 @@ def are_paths(images: Any) -> bool:
 
 
 def _dataset_of_files(paths: list[str], labels: np.ndarray) -> Dataset:
+    """Build a data set from the paths of image files and their labels."""
     _check_labels(labels, "labels", len(paths), "arrays")
     if missing := [path for path in paths if not os.path.exists(path)]:  # noqa: PTH110 - there may be millions
         raise UsageError(f"Images must be files that exist, got {missing[0]!r}.")
@@ -77,7 +78,7 @@ def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
         if (images_key in arrays) != (labels_key in arrays):
             raise CorruptFileError(path=name, cause=f"has only one of {images_key} and {labels_key}")
         if images_key in arrays:
-            pairs[split] = (_as_images(arrays[images_key], images_key, name), arrays[labels_key])
+            pairs[split] = (_check_images(arrays[images_key], images_key, name), arrays[labels_key])
     if not pairs:
         raise UsageError(
             f"Arrays must be called images and labels, or train_images ... test_labels, got"
@@ -97,16 +98,17 @@ def dataset_from_arrays(arrays: dict[str, np.ndarray], name: str) -> Dataset:
 
 def unlabelled(images: np.ndarray, name: str) -> Split:
     """Build a split of images without labels. Every image gets class 0."""
-    pixels = _as_images(images, "images", name)
+    pixels = _check_images(images, "images", name)
     return Split("all", pixels, np.zeros(len(pixels), np.int64))
 
 
 def pixels_in_memory(images: Any) -> np.ndarray:
     """Return the pixels of an array or a tensor of several images, uint8 (n, height, width, channels)."""
-    return _as_images(_as_array("images", images), "images", "arrays")
+    return _check_images(_as_array("images", images), "images", "arrays")
 
 
 def _check_labels(labels: np.ndarray, key: str, count: int, name: str) -> None:
+    """Raise UsageError unless there is an integer or a name for each of `count` images."""
     if labels.shape != (count,) or labels.dtype.kind not in "iuU" or not len(labels):
         raise UsageError(
             f"{key} must have an integer or a name for each image, got {labels.dtype} of shape {labels.shape} for"
@@ -114,7 +116,8 @@ def _check_labels(labels: np.ndarray, key: str, count: int, name: str) -> None:
         )
 
 
-def _as_images(images: np.ndarray, key: str, name: str) -> np.ndarray:
+def _check_images(images: np.ndarray, key: str, name: str) -> np.ndarray:
+    """Return images as (n, height, width, channels). Raises UsageError for another type or shape."""
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
         raise UsageError(
             f"{key} must be uint8 of shape (n, height, width) or (n, height, width, channels), got {images.dtype} of"
@@ -143,7 +146,7 @@ def _class_table(
         raise CorruptFileError(f"Classes must be at most {_MAX_CLASSES:,}, got {len(values):,} in {name!r}.", path=name)
     if classes is not None:
         is_list = classes.ndim == 1 and classes.dtype.kind == "U" and len(classes) <= _MAX_CLASSES
-        names = _as_names(classes, name) if is_list else []
+        names = _check_class_names(classes, name) if is_list else []
         if not names or len(set(names)) < len(names):
             raise CorruptFileError(
                 f"classes must be a list of names that differ, got {classes.dtype} in {name!r}.",
@@ -157,11 +160,12 @@ def _class_table(
         order = sorted(range(len(names)), key=names.__getitem__)
         rank = np.argsort(order)
         return tuple(names[index] for index in order), [rank[part] for part in labels]
-    table = _as_names(values, name) if values.dtype.kind == "U" else map(str, values)
+    table = _check_class_names(values, name) if values.dtype.kind == "U" else map(str, values)
     return tuple(table), [np.searchsorted(values, part.astype(values.dtype, copy=False)) for part in labels]
 
 
-def _as_names(texts: np.ndarray, name: str) -> list[str]:
+def _check_class_names(texts: np.ndarray, name: str) -> list[str]:
+    """Return class names as strings. Raises CorruptFileError if a name is empty or not Unicode."""
     try:
         names = texts.tolist()
         "".join(names).encode()

@@ -1,4 +1,4 @@
-"""The interface of data sources."""
+"""Base class of data sources, which open DATA of one form."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -20,7 +20,7 @@ SPLIT_NAMES = {
 
 
 class Source(ABC):
-    """One form of DATA.
+    """Base class of a source of data: it recognises and opens one form of DATA.
 
     `vitrail --help` imports the modules of built-in sources. So they import numpy and other large packages only inside
     their methods.

@@ -1,4 +1,4 @@
-"""Data sets that are opened by name: those in the package, and Fashion-MNIST where it is installed."""
+"""Data sets that are opened by name: embedded data sets, and Fashion-MNIST where it is installed."""
 
 import dataclasses
 import os
@@ -15,12 +15,23 @@ if TYPE_CHECKING:
 
     from vitrail.data.dataset import Dataset
 
-_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-_FASHION_PACKAGE = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it
+_FASHION_CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+_FASHION_PACKAGE = Path("/usr/share/datasets/fashion-mnist")  # folder of Debian's package dataset-fashion-mnist
 
 
 class BuiltIn(Source):
-    """A data set with a name. The name takes precedence over a path of the same name."""
+    """Base class of a data set that is opened by its name. The name takes precedence over a path of the same name."""
 
     def recognises(self, data: str | Path) -> bool:
         return data == self.word
@@ -78,6 +89,7 @@ class FashionMnist(BuiltIn):
 
 
 def _read_embedded(name: str) -> dict[str, "np.ndarray"]:
+    """Read the arrays of an .npz file of the package."""
     import numpy as np
 
     with resources.files("vitrail.data.sources").joinpath(name).open("rb") as file, np.load(file) as arrays:
@@ -85,9 +97,10 @@ def _read_embedded(name: str) -> dict[str, "np.ndarray"]:
 
 
 def _fashion_dataset(arrays: dict[str, "np.ndarray"], name: str) -> "Dataset":
+    """Build a data set from arrays of Fashion-MNIST, with its class names and licence."""
     import numpy as np
 
     from vitrail.data.sources.arrays import dataset_from_arrays
 
-    dataset = dataset_from_arrays({**arrays, "classes": np.array(_FASHION)}, name)
+    dataset = dataset_from_arrays({**arrays, "classes": np.array(_FASHION_CLASSES)}, name)
     return dataclasses.replace(dataset, licence="mit")

@@ -20,8 +20,8 @@ _PIXELS = 3 * 32 * 32
 _PARTS = tuple(f"data_batch_{number}" for number in range(1, 6))
 
 
-class _Version(NamedTuple):
-    """One version of one of the two data sets."""
+class _CifarVersion(NamedTuple):
+    """File names and layout of a published version of CIFAR-10 or CIFAR-100."""
 
     name: str
     training: tuple[str, ...]
@@ -45,13 +45,13 @@ class _Version(NamedTuple):
         return (*self.training, self.test, self.names)
 
 
-_VERSIONS = (
-    _Version("CIFAR-10", _PARTS, "test_batch", "batches.meta", "labels", "label_names", 10, 0),
-    _Version(
+_CIFAR_VERSIONS = (
+    _CifarVersion("CIFAR-10", _PARTS, "test_batch", "batches.meta", "labels", "label_names", 10, 0),
+    _CifarVersion(
         "CIFAR-10", tuple(f"{part}.bin" for part in _PARTS), "test_batch.bin", "batches.meta.txt", "labels", "", 10, 1
     ),
-    _Version("CIFAR-100", ("train",), "test", "meta", "fine_labels", "fine_label_names", 100, 0),
-    _Version("CIFAR-100", ("train.bin",), "test.bin", "fine_label_names.txt", "fine_labels", "", 100, 2),
+    _CifarVersion("CIFAR-100", ("train",), "test", "meta", "fine_labels", "fine_label_names", 100, 0),
+    _CifarVersion("CIFAR-100", ("train.bin",), "test.bin", "fine_label_names.txt", "fine_labels", "", 100, 2),
 )
 
 
@@ -74,21 +74,21 @@ class Cifar(FolderLayout):
         if version is None or (missing := [name for name in version.files if not tree.has(name)]):
             raise CorruptFileError(path=tree.name, cause=f"is incomplete: {', '.join(missing)} is missing")
         check_unpacked_size(2 * sum(tree.size(name) for name in version.files), Path(tree.name))
-        read = _read_binary if version.is_binary else _read_pickle
-        parts = [read(tree, name, version) for name in version.training]
+        read_file = _read_binary_file if version.is_binary else _read_pickle_file
+        parts = [read_file(tree, name, version) for name in version.training]
         images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        test_images, test_labels = read(tree, version.test, version)
+        test_images, test_labels = read_file(tree, version.test, version)
         if version.is_binary:
             names = [line.strip() for line in tree.text(version.names).split("\n") if line.strip()]
         else:
-            names = _unpickle(tree, version.names)[1].get(version.names_key, [])
+            names = _read_sandboxed_pickle(tree, version.names)[1].get(version.names_key, [])
         if len(names) != version.classes:  # a missing or additional line would shift the names of all later classes
             raise CorruptFileError(
                 path=tree.full(version.names), cause=f"must have {version.classes} names of classes, got {len(names)}"
             )
-        if strange := next((name for name in names if not name.isprintable()), None):
+        if unprintable := next((name for name in names if not name.isprintable()), None):
             raise CorruptFileError(
-                path=tree.full(version.names), cause=f"must have names that can be read, got {strange!r}"
+                path=tree.full(version.names), cause=f"must have names that can be read, got {unprintable!r}"
             )
         arrays = {
             "train_images": images,
@@ -103,12 +103,16 @@ class Cifar(FolderLayout):
         return dataclasses.replace(dataset_from_arrays(arrays, tree.name), notes=(note,))
 
 
-def _find_version(tree: Tree) -> _Version | None:
+def _find_version(tree: Tree) -> _CifarVersion | None:
+    """Return the version of CIFAR whose files a folder has; a part of the training files may be missing."""
     files = set(tree.files())
-    return next((version for version in _VERSIONS if {version.training[0], version.test, version.names} <= files), None)
+    return next(
+        (version for version in _CIFAR_VERSIONS if {version.training[0], version.test, version.names} <= files), None
+    )
 
 
-def _read_binary(tree: Tree, name: str, version: _Version) -> tuple["np.ndarray", "np.ndarray"]:
+def _read_binary_file(tree: Tree, name: str, version: _CifarVersion) -> tuple["np.ndarray", "np.ndarray"]:
+    """Return the images and labels of a file of the binary version."""
     import numpy as np
 
     content = np.frombuffer(tree.read(name), np.uint8)
@@ -118,13 +122,14 @@ def _read_binary(tree: Tree, name: str, version: _Version) -> tuple["np.ndarray"
             path=tree.full(name), cause=f"must have {row_bytes:,} bytes for each image, got {len(content):,} in all"
         )
     rows = content.reshape(-1, row_bytes)
-    return _as_images(rows[:, version.label_bytes :]), rows[:, version.label_bytes - 1].astype(np.int64)
+    return _rows_to_images(rows[:, version.label_bytes :]), rows[:, version.label_bytes - 1].astype(np.int64)
 
 
-def _read_pickle(tree: Tree, name: str, version: _Version) -> tuple["np.ndarray", "np.ndarray"]:
+def _read_pickle_file(tree: Tree, name: str, version: _CifarVersion) -> tuple["np.ndarray", "np.ndarray"]:
+    """Return the images and labels of a file of the Python version."""
     import numpy as np
 
-    arrays, _ = _unpickle(tree, name)
+    arrays, _ = _read_sandboxed_pickle(tree, name)
     pixels, labels = arrays.get("data"), arrays.get(version.key)
     if (
         pixels is None
@@ -136,11 +141,11 @@ def _read_pickle(tree: Tree, name: str, version: _Version) -> tuple["np.ndarray"
         raise CorruptFileError(
             path=tree.full(name), cause=f"must have data, {_PIXELS:,} bytes for each image, and {version.key}"
         )
-    return _as_images(pixels), labels.astype(np.int64)
+    return _rows_to_images(pixels), labels.astype(np.int64)
 
 
-def _unpickle(tree: Tree, name: str) -> tuple[dict[str, "np.ndarray"], dict[str, list[str]]]:
-    """Return the arrays and the lists of strings of a pickle, by name."""
+def _read_sandboxed_pickle(tree: Tree, name: str) -> tuple[dict[str, "np.ndarray"], dict[str, list[str]]]:
+    """Return the arrays and the lists of strings of a pickle by name. It is opened in the sandbox."""
     from vitrail.core import array_files
     from vitrail.core.sandbox import read_arrays
     from vitrail.core.sandbox.convert_pickle import convert_pickle
@@ -154,6 +159,6 @@ def _unpickle(tree: Tree, name: str) -> tuple[dict[str, "np.ndarray"], dict[str,
     return arrays, report["texts"]
 
 
-def _as_images(pixels: "np.ndarray") -> "np.ndarray":
+def _rows_to_images(pixels: "np.ndarray") -> "np.ndarray":
     """Reshape rows of all red, all green and all blue levels into images with channels last."""
     return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).copy()

@@ -1,4 +1,4 @@
-"""CSV files of image files and their labels."""
+"""Source of data: a CSV file of image files and their labels."""
 
 import codecs
 import contextlib
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("label", "labels", "split")
 _ENCODINGS = {"utf-16": "UTF-16", "utf-16-le": "UTF-16", "utf-16-be": "UTF-16", "cp949": "CP949"}
-_HEAD = 4096  # first bytes of a file, in which UTF-16 is detected
+_HEAD_BYTES = 4096  # first bytes of a file, in which UTF-16 is detected
 _FILE_COLUMNS = ("file", "path", "filename", "image")
 
 
 class CsvFile(Source):
-    """Lines of `file,label` or `file,label,split`, with or without a header.
+    """Source of data: a CSV file with lines of `file,label` or `file,label,split`, with or without a header.
 
     Files are relative to the folder of the CSV file. With the header `file,labels`, an image has any number of labels,
     separated by semicolons.
@@ -38,8 +38,8 @@ class CsvFile(Source):
 
         path = Path(data)
         files: dict[str, list[tuple[str, str | tuple[str, ...]]]] = {}
-        text, notes = _decode(path)
-        for split, file, label in _parse_lines(path, text):
+        text, notes = _read_csv_text(path)
+        for split, file, label in _parse_csv_lines(path, text):
             files.setdefault(split, []).append((str(path.parent / file), label))
         if "all" in files and len(files) > 1:
             raise CorruptFileError(path=path, cause="must name a split in every line or in none")
@@ -55,7 +55,7 @@ class CsvFile(Source):
         return dataclasses.replace(dataset, notes=(*notes, note))
 
 
-def _check_cells(path: Path, header: list[str], rows: list[tuple[int, list[str]]]) -> None:
+def _check_csv_cells(path: Path, header: list[str], rows: list[tuple[int, list[str]]]) -> None:
     """Reject lines that end too early, and a column of splits under another name, which would be ignored."""
     if short := next((line for line in rows if len(line[1]) < len(header)), None):
         raise CorruptFileError(
@@ -71,7 +71,7 @@ def _check_cells(path: Path, header: list[str], rows: list[tuple[int, list[str]]
             )
 
 
-def _decode(path: Path) -> tuple[str, tuple[str, ...]]:
+def _read_csv_text(path: Path) -> tuple[str, tuple[str, ...]]:
     """Return the text of a CSV file, and a note if it is not in UTF-8.
 
     UTF-16 and CP949 are also read: Korean Excel saves "CSV" in CP949.
@@ -91,9 +91,10 @@ def _decode(path: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def _guess_encoding(content: bytes) -> str:
+    """Return the encoding of a CSV file: UTF-16 with or without byte order mark, CP949, or UTF-8 by default."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    head = content[:_HEAD]
+    head = content[:_HEAD_BYTES]
     # UTF-16 without a byte order mark: commas, digits and line ends have a zero byte after or before them.
     if 10 * head.count(0) > len(head):
         return "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
@@ -108,7 +109,7 @@ def _guess_encoding(content: bytes) -> str:
     return "utf-8-sig"
 
 
-def _find_columns(path: Path, header: list[str]) -> dict[str, int]:
+def _find_csv_columns(path: Path, header: list[str]) -> dict[str, int]:
     """Return the index of the columns file, label and split; a missing split has the index after the last column."""
     names = ["file" if name in _FILE_COLUMNS else name for name in header]
     index_of = {name: index for index, name in enumerate(names)}
@@ -122,7 +123,7 @@ def _find_columns(path: Path, header: list[str]) -> dict[str, int]:
     return {"file": index_of["file"], "label": index_of[label], "split": index_of.get("split", len(header))}
 
 
-def _parse_lines(path: Path, text: str) -> list[tuple[str, str, str | tuple[str, ...]]]:
+def _parse_csv_lines(path: Path, text: str) -> list[tuple[str, str, str | tuple[str, ...]]]:
     """Return the split (`all` if empty), the file and the label (or tuple of labels) of every line."""
     try:
         rows = [(number, row) for number, row in enumerate(csv.reader(io.StringIO(text, newline=""), strict=True), 1)]
@@ -134,9 +135,9 @@ def _parse_lines(path: Path, text: str) -> list[tuple[str, str, str | tuple[str,
     is_multilabel = "labels" in header
     width = len(columns)
     if is_multilabel or "label" in header or (header[:1] and header[0] in _FILE_COLUMNS):
-        columns = _find_columns(path, header)
+        columns = _find_csv_columns(path, header)
         width, rows = len(header), rows[1:]
-        _check_cells(path, header, rows)
+        _check_csv_cells(path, header, rows)
     if not rows:
         raise UsageError(f"CSV must have lines of file,label, got none in {str(path)!r}.")
     lines: list[tuple[str, str, str | tuple[str, ...]]] = []

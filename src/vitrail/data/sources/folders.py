@@ -1,4 +1,4 @@
-"""A folder with one folder of images for each class."""
+"""Source of data: a folder with a folder of images for each class."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ClassFolder(FolderLayout):
-    """`root/train/<class>/*` with `root/val`, `root/validation` or `root/test`; or `root/<class>/*`."""
+    """Source of data: `root/train/<class>/*` with `root/val`, `root/validation` or `root/test`; or `root/<class>/*`."""
 
     description = "a folder of class folders (perhaps in train, val, test)"
     is_folder_of_files = True
@@ -49,10 +49,10 @@ class ClassFolder(FolderLayout):
                 f"Data folder must have a folder of images for each class, got {tree.name!r} without any. Sort"
                 f" the images into {tree.full('CLASS')!r}, or {tree.full('train/CLASS')!r} and so on."
             )
-        if not_unicode := [name for name in labels if not _is_text(name)]:
+        if not_unicode := [name for name in labels if not _is_unicode(name)]:
             raise UsageError(f"Class folder must have a name in Unicode, got {not_unicode[0]!r} in {tree.name!r}.")
         folders = {
-            split: {name: _join(split_folders[split], name) for name in names} for split, names in classes.items()
+            split: {name: _join_path(split_folders[split], name) for name in names} for split, names in classes.items()
         }
         files = {
             split: [(file, name) for name, folder in class_folders.items() for file in tree.images(folder)]
@@ -94,10 +94,10 @@ def _find_split_folders(tree: Tree) -> dict[str, str]:
                 f"Data folder must have one {split} folder, got {folder_of[split]} and {name} in {tree.name!r}."
             )
         folder_of[split] = name
-    others = [name for name in folders if name not in folder_of.values()]
-    if "train" not in folder_of and others:
+    other_folders = [name for name in folders if name not in folder_of.values()]
+    if "train" not in folder_of and other_folders:
         return {"all": ""}
-    if classes := [name for name in others if tree.images(name)]:
+    if classes := [name for name in other_folders if tree.images(name)]:
         raise UsageError(
             f"Data folder must have either splits or classes in it, got {folder_of['train']} beside"
             f" {', '.join(map(repr, classes[:3]))}, which have images, too, in {tree.name!r}."
@@ -105,11 +105,11 @@ def _find_split_folders(tree: Tree) -> dict[str, str]:
     return folder_of or {"all": ""}
 
 
-def _join(folder: str, name: str) -> str:
+def _join_path(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def _is_text(name: str) -> bool:
+def _is_unicode(name: str) -> bool:
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""A folder of idx files, the format of MNIST."""
+"""Source of data: a folder of idx files, the format of MNIST."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from vitrail.data.dataset import Dataset
 
-_NAME = re.compile(r"(?P<set>.*?)(?P<split>train|t10k|test)-(?P<content>images|labels)[-.]idx\d-ubyte(\.gz)?")
+_IDX_NAME = re.compile(r"(?P<set>.*?)(?P<split>train|t10k|test)-(?P<content>images|labels)[-.]idx\d-ubyte(\.gz)?")
 
 
 class IdxFolder(Source):
@@ -35,7 +35,7 @@ def _find_idx_folder(data: str | Path) -> Path | None:
     if not is_folder(data):
         return None
     for folder in (Path(data), *sorted(Path(data).glob("raw")), *sorted(Path(data).glob("*/raw"))):
-        if folder.is_dir() and any(_NAME.fullmatch(path.name) for path in folder.iterdir()):
+        if folder.is_dir() and any(_IDX_NAME.fullmatch(path.name) for path in folder.iterdir()):
             return folder
     return None
 
@@ -46,7 +46,7 @@ def read_idx_folder(folder: Path) -> dict[str, "np.ndarray"]:
 
     files: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        if match := _NAME.fullmatch(path.name):
+        if match := _IDX_NAME.fullmatch(path.name):
             key = f"{'train' if match['split'] == 'train' else 'test'}_{match['content']}"
             if key in files and files[key].name.removesuffix(".gz") != path.name.removesuffix(".gz"):
                 raise UsageError(

@@ -1,4 +1,4 @@
-"""An npz file of images and labels."""
+"""Source of data: an .npz file of images and labels."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 class NpzFile(Source):
-    """`images` and `labels`, or `train_images` ... `test_labels`; optional `classes`: the class names."""
+    """Source of data: an .npz file of `images` and `labels`, or `train_images` ... `test_labels`; optionally
+    `classes`, the class names."""
 
     description = "a .npz file of images and labels"
 

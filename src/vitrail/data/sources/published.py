@@ -21,7 +21,7 @@ _IMAGENET_CLASSES = 1000
 _IMAGENET_IMAGES = 50_000  # of validation
 
 
-def _build_dataset(tree: Tree, files: dict[str, Pairs], title: str) -> "Dataset":
+def _build_published_dataset(tree: Tree, files: dict[str, Pairs], title: str) -> "Dataset":
     """Build a data set from the pairs of each split. Its note says that it was read as `title`."""
     from vitrail.data.dataset import Dataset
 
@@ -33,7 +33,7 @@ def _build_dataset(tree: Tree, files: dict[str, Pairs], title: str) -> "Dataset"
     return dataclasses.replace(dataset, notes=(f"read as {title}: {counts} images of {len(labels):,} classes",))
 
 
-def _read_rows(tree: Tree, path: str, *column_counts: int) -> list[list[str]]:
+def _read_word_rows(tree: Tree, path: str, *column_counts: int) -> list[list[str]]:
     """Return the words of each line of a list.
 
     A line whose number of words is not in `column_counts` is corrupt: it was cut off or joined with the next one.
@@ -55,7 +55,7 @@ def _read_rows(tree: Tree, path: str, *column_counts: int) -> list[list[str]]:
     return rows
 
 
-def _check_names(tree: Tree, path: str, names: Iterable[str]) -> None:
+def _check_unique_names(tree: Tree, path: str, names: Iterable[str]) -> None:
     """Reject a list that names an image twice (it could have two classes or splits), or in another folder."""
     for name, count in Counter(names).items():
         if count > 1:
@@ -64,7 +64,7 @@ def _check_names(tree: Tree, path: str, names: Iterable[str]) -> None:
             raise CorruptFileError(path=tree.full(path), cause=f"must name images without folders, got {name!r}")
 
 
-def _check_listed(tree: Tree, path: str, names: Iterable[str], class_of: dict[str, str]) -> None:
+def _check_labels_complete(tree: Tree, path: str, names: Iterable[str], class_of: dict[str, str]) -> None:
     """Reject a list that lacks the class of an image."""
     if missing := [name for name in names if name not in class_of]:
         raise CorruptFileError(path=tree.full(path), cause=f"has no label of {missing[0]}")
@@ -82,17 +82,19 @@ class TinyImageNet(FolderLayout):
     def read(self, tree: Tree) -> "Dataset":
         classes = sorted(tree.folders("train"))
         training = [(file, name) for name in classes for file in tree.images(f"train/{name}")]
-        rows = _read_rows(tree, self._list, 6, 2)  # with the box of the object, or without
+        rows = _read_word_rows(tree, self._list, 6, 2)  # with the box of the object, or without
         if unknown := sorted({row[1] for row in rows} - set(classes)):
             raise CorruptFileError(
                 path=tree.full(self._list), cause=f"has a class that is not in train: {', '.join(unknown[:3])}"
             )
-        _check_names(tree, self._list, (row[0] for row in rows))
-        _check_listed(tree, self._list, filter(is_image, tree.files("val/images")), {row[0]: row[1] for row in rows})
+        _check_unique_names(tree, self._list, (row[0] for row in rows))
+        _check_labels_complete(
+            tree, self._list, filter(is_image, tree.files("val/images")), {row[0]: row[1] for row in rows}
+        )
         validation = [(tree.image(f"val/images/{row[0]}"), row[1]) for row in rows]
         unlabelled = len(tree.images("test")) if "test" in tree.folders() else 0
         remark = f" (its {unlabelled:,} test images have no labels)" if unlabelled else ""
-        return _build_dataset(tree, {"train": training, "val": validation}, f"Tiny-ImageNet{remark}")
+        return _build_published_dataset(tree, {"train": training, "val": validation}, f"Tiny-ImageNet{remark}")
 
 
 class ImageNetValidation(FolderLayout):
@@ -125,9 +127,9 @@ class ImageNetValidation(FolderLayout):
         if invalid := next((label for _, label in pairs if not re.fullmatch(pattern, label, re.ASCII)), None):
             rule = f"a number below {_IMAGENET_CLASSES:,}" if has_numbers else "a WordNet id such as n01440764"
             raise CorruptFileError(path=tree.full(list_name), cause=f"must have {rule} for each image, got {invalid!r}")
-        _check_names(tree, list_name, (name for name, _ in pairs))
+        _check_unique_names(tree, list_name, (name for name, _ in pairs))
         class_of = dict(pairs)
-        _check_listed(tree, list_name, names, class_of)
+        _check_labels_complete(tree, list_name, names, class_of)
         classes = sorted({class_of[name] for name in names})
         if len(classes) > _IMAGENET_CLASSES:
             raise CorruptFileError(
@@ -139,10 +141,10 @@ class ImageNetValidation(FolderLayout):
             class_of = {name: number_of[class_of[name]] for name in names}
             remark = ", classes numbered by their WordNet ids"
         files: dict[str, Pairs] = {"val": [(tree.image(prefix + name), class_of[name]) for name in names]}
-        return _build_dataset(tree, files, f"ImageNet's validation images with {list_name}{remark}")
+        return _build_published_dataset(tree, files, f"ImageNet's validation images with {list_name}{remark}")
 
     def _read_numbers(self, tree: Tree, names: list[str]) -> Pairs:
-        return [(row[0].rpartition("/")[2], row[1]) for row in _read_rows(tree, self._numbers, 2)]
+        return [(row[0].rpartition("/")[2], row[1]) for row in _read_word_rows(tree, self._numbers, 2)]
 
     def _read_solution(self, tree: Tree, names: list[str]) -> Pairs:
         """Parse lines of `image,class x y x y class x y x y ...`. All boxes of an image have the same class."""
@@ -202,8 +204,8 @@ class OxfordPets(FolderLayout):
 
     def read(self, tree: Tree) -> "Dataset":
         _check_unpacked(tree, {"images": "images.tar.gz", "annotations": "annotations.tar.gz"}, "Oxford Pets")
-        split_rows = {split: _read_rows(tree, path, 4) for split, path in self._lists.items()}
-        _check_names(tree, "annotations", (row[0] for rows in split_rows.values() for row in rows))
+        split_rows = {split: _read_word_rows(tree, path, 4) for split, path in self._lists.items()}
+        _check_unique_names(tree, "annotations", (row[0] for rows in split_rows.values() for row in rows))
         files: dict[str, Pairs] = {}
         numbers: dict[str, str] = {}
         for split, rows in split_rows.items():
@@ -219,7 +221,7 @@ class OxfordPets(FolderLayout):
                 files.setdefault(split, []).append((tree.image(f"images/{name}.jpg"), breed))
         if len(set(numbers.values())) < len(numbers):
             raise CorruptFileError(path=tree.full("annotations"), cause="must have another class number for each breed")
-        return _build_dataset(tree, files, "Oxford Pets")
+        return _build_published_dataset(tree, files, "Oxford Pets")
 
 
 class OxfordFlowers(FolderLayout):
@@ -236,7 +238,7 @@ class OxfordFlowers(FolderLayout):
         labels = self._read_integers(tree, "imagelabels.mat", "labels")
         files: dict[str, Pairs] = {}
         image_ids = {key: self._read_integers(tree, "setid.mat", key) for _, key in self._splits}
-        _check_names(tree, "setid.mat", (str(image_id) for ids in image_ids.values() for image_id in ids))
+        _check_unique_names(tree, "setid.mat", (str(image_id) for ids in image_ids.values() for image_id in ids))
         for split, key in self._splits:
             ids = image_ids[key]
             if max(ids) > len(labels):
@@ -244,7 +246,7 @@ class OxfordFlowers(FolderLayout):
                     path=tree.full("setid.mat"), cause=f"must number images from 1 to {len(labels):,} in {key}"
                 )
             files[split] = [(tree.image(f"jpg/image_{index:05d}.jpg"), str(labels[index - 1])) for index in ids]
-        return _build_dataset(tree, files, "Oxford Flowers")
+        return _build_published_dataset(tree, files, "Oxford Flowers")
 
     def _read_integers(self, tree: Tree, path: str, key: str) -> list[int]:
         """Read an array of integers from 1 upwards."""

@@ -44,14 +44,15 @@ def all_sources() -> Iterator[Source]:
 
     Sources of other packages come just before the general folder of classes, and are imported only when reached.
     """
-    *special, class_folder = _built_in(SOURCES)
+    *special, class_folder = _built_in_sources(SOURCES)
     yield from special
     yield from (SOURCES[name]() for name in SOURCES.extension_names)
     yield class_folder
 
 
 @functools.cache
-def _built_in(sources: Registry[type[Source]]) -> tuple[Source, ...]:
+def _built_in_sources(sources: Registry[type[Source]]) -> tuple[Source, ...]:
+    """Create the built-in sources in the order of precedence."""
     return tuple(sources[name]() for name in sources.built_in_names)
 
 
@@ -69,21 +70,21 @@ def open_data(data: AnyData) -> "Dataset":
         from vitrail.data.sources.arrays import dataset_in_memory
 
         return dataset_in_memory(data)
-    with _converted_os_errors(data):
+    with _convert_os_errors(data):
         if (source := _find_source(data)) is not None:
             return source.open(data)
     names = [source.word for source in all_sources() if source.word]
     if not os.path.lexists(data):
-        near = did_you_mean(str(data), [*names, *_siblings(data)])
+        suggestion = did_you_mean(str(data), [*names, *_sibling_paths(data)])
         raise UsageError(
             f"Data must be a file or folder that exists, or a built-in data set ({', '.join(sorted(names))}), got"
-            f" {str(data)!r}.{near}"
+            f" {str(data)!r}.{suggestion}"
         )
-    where = "" if is_file(data) else ", which is neither a folder nor a regular file"
-    raise UsageError(f"Data must be {describe_sources()}, got {str(data)!r}{where}.")
+    reason = "" if is_file(data) else ", which is neither a folder nor a regular file"
+    raise UsageError(f"Data must be {describe_sources()}, got {str(data)!r}{reason}.")
 
 
-def _siblings(path: str | Path) -> list[str]:
+def _sibling_paths(path: str | Path) -> list[str]:
     """Return the paths in the parent folder of a missing path, in the user's spelling, for suggestions."""
     folder, name = os.path.split(path)
     try:
@@ -105,7 +106,7 @@ def open_named_split(arguments: Sequence[str], split: str | None = None) -> "Spl
             continue
         if len(arguments) > 1:
             raise UsageError(f"A data set must be given alone, got {argument!r} and {len(arguments) - 1:,} others.")
-        with _converted_os_errors(argument):
+        with _convert_os_errors(argument):
             return source.open_images(argument, split)
     if split is not None:
         raise UsageError(f"--split must come with one data set, got {', '.join(map(repr, arguments[:3]))}.")
@@ -120,7 +121,7 @@ def open_images(data: AnyData) -> "Dataset":
     from vitrail.data.dataset import Dataset
 
     if isinstance(data, str | Path):
-        with _converted_os_errors(data):
+        with _convert_os_errors(data):
             source = _find_source(data)
             is_any_folder = source is not None and source.is_folder_of_files
             files = list_images([data]) if is_any_folder else []
@@ -128,7 +129,7 @@ def open_images(data: AnyData) -> "Dataset":
             raise UsageError(f"Data must have images, got the folder {str(data)!r} without any.")
         loose = [file for file in files if Path(file).parent == Path(data)]
         if loose and len(loose) == len(files):
-            return Dataset(str(data), (), {"all": _unlabelled(files)}, root=str(data))
+            return Dataset(str(data), (), {"all": _unlabelled_split(files)}, root=str(data))
         if loose:
             note = f"{len(loose):,} images beside the folders in {str(data)!r} are left out"
             dataset = open_data(data)
@@ -140,11 +141,12 @@ def sample_images(data: AnyData, count: int) -> list[Any]:
     """Return at most `count` evenly spaced images of a data set or of any folder of images."""
     is_any_folder = isinstance(data, str | Path) and is_folder(data)
     files = list_images([data]) if is_any_folder else []
-    split = _unlabelled(files) if files else open_data(data).for_evaluation(None)
+    split = _unlabelled_split(files) if files else open_data(data).for_evaluation(None)
     return list(split.sample_evenly(count).images)
 
 
-def _unlabelled(files: list[str]) -> "Split":
+def _unlabelled_split(files: list[str]) -> "Split":
+    """Build a split of image files without labels. Every image gets class 0."""
     import numpy as np
 
     from vitrail.data.dataset import Split
@@ -153,23 +155,29 @@ def _unlabelled(files: list[str]) -> "Split":
 
 
 def _find_source(data: str | Path) -> Source | None:
+    """Return the first source that recognises DATA."""
     return next((source for source in all_sources() if source.recognises(data)), None)
 
 
 @contextlib.contextmanager
-def _converted_os_errors(data: str | Path) -> Generator[None]:
-    """Convert OSError to CorruptFileError."""
+def _convert_os_errors(data: str | Path) -> Generator[None]:
+    """Context in which OSError becomes a CorruptFileError that names the file."""
     try:
         yield
     except OSError as error:
         raise CorruptFileError(path=error.filename or str(data), cause=f"cannot be read ({error.strerror})") from None
 
 
-def describe_sources() -> str:
-    """Describe all forms of DATA in one phrase, from the most general source to the most specific.
+def source_descriptions() -> list[str]:
+    """Return a description of each form of DATA, from the most general source to the most specific.
 
     Sources of other packages are listed by name, because `--help` must not import them.
     """
-    built_in = (source.description for source in reversed(_built_in(SOURCES)))
-    *others, last = (*built_in, *(f"DATA of the extension source.{name}" for name in SOURCES.extension_names))
-    return f"{', '.join(others)} or {last}"
+    built_in = (source.description for source in reversed(_built_in_sources(SOURCES)))
+    return [*built_in, *(f"DATA of the extension source.{name}" for name in SOURCES.extension_names)]
+
+
+def describe_sources() -> str:
+    """Describe all forms of DATA in one phrase."""
+    *descriptions, last = source_descriptions()
+    return f"{', '.join(descriptions)} or {last}"
