@@ -40,7 +40,7 @@ def main():
             # One transaction: a person each, as `enroll` writes them, takes a flush of the disk each.
             with gallery._writing():
                 for number in range(asked.people):
-                    gallery._add(f"Person {number}", {f"{number:064x}": vectors[number]})
+                    gallery._insert_images(f"Person {number}", {f"{number:064x}": vectors[number]})
             gallery._empty_journal()
             index, seconds = timed(gallery.index)
             print(f"file {path.stat().st_size / 1e6:,.0f} MB; read into memory in {seconds:.2f} s")

@@ -363,7 +363,7 @@ def test_pairs_are_read_as_lfw_writes_them(tmp_path):
     path = tmp_path / "pairs.txt"
     path.write_text("2\t1\nAnn\t1\t4\nAnn\t2\tBo Li\t2\n\nBo Li\t1\t2\nCy\t1\tAnn\t1\n", encoding="utf-8")
     found = read_pairs(path, IMAGES)
-    named = [(found.files[one], found.files[other]) for one, other in zip(found.one, found.other, strict=True)]
+    named = [(found.files[one], found.files[other]) for one, other in zip(found.first, found.second, strict=True)]
     assert named == [
         ("lfw/Ann/Ann_0001.jpg", "lfw/Ann/Ann_0004.jpg"),
         ("lfw/Ann/Ann_0002.jpg", "lfw/Bo Li/b.png"),
@@ -373,7 +373,7 @@ def test_pairs_are_read_as_lfw_writes_them(tmp_path):
     assert found.folds.tolist() == [0, 0, 1, 1]
     assert found.people == ("Ann", "Ann", "Ann", "Bo Li", "Bo Li", "Cy")
     path.write_text("1\nAnn 1 2\nAnn 1 Cy 1\n", encoding="utf-8")
-    assert len(read_pairs(path, IMAGES).one) == 2
+    assert len(read_pairs(path, IMAGES).first) == 2
     # Numbers are numbers, though 10 is before 2 in the order of names.
     numbered = {"s1": [f"s1/{number}.pgm" for number in (1, 10, 2)], "s2": ["s2/1.pgm"]}
     path.write_text("1\ns1 2 10\ns1 1 s2 1\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`vitrail faces` from the command line, with the embedded model and made-up grey images as faces."""
+"""`vitrail faces` on the command line, with the embedded model and random grey images as faces."""
 
 import dataclasses
 import hashlib
@@ -31,19 +31,19 @@ HEADLESS = FIXTURES / "bundle-without-head"
 
 
 def draw_people(folder, first, count, images=6, noise=25):
-    """Folders `person-NN` of images: a blurred pattern for each person, with noise."""
-    random = np.random.default_rng(first)
+    """Write folders `person-NN` of images: a blurred random pattern for each person, with noise."""
+    rng = np.random.default_rng(first)
     for person in range(first, first + count):
-        pattern = Image.fromarray(random.integers(0, 255, (4, 4)).astype(np.uint8)).resize((32, 32), 3)
+        pattern = Image.fromarray(rng.integers(0, 255, (4, 4)).astype(np.uint8)).resize((32, 32), 3)
         (folder / f"person-{person:02d}").mkdir(parents=True)
         for number in range(1, images + 1):
-            pixels = np.clip(np.asarray(pattern) + random.normal(0, noise, (32, 32)), 0, 255).astype(np.uint8)
+            pixels = np.clip(np.asarray(pattern) + rng.normal(0, noise, (32, 32)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"person-{person:02d}" / f"{number}.png")
 
 
 @pytest.fixture(scope="module")
 def people(tmp_path_factory):
-    """Three to know and twenty others."""
+    """A folder with three people to enroll (`known`) and twenty other people (`others`)."""
     folder = tmp_path_factory.mktemp("people")
     draw_people(folder / "known", 0, 3)
     draw_people(folder / "others", 3, 20)
@@ -59,29 +59,29 @@ def gallery(people, tmp_path, call):
     return path
 
 
-def lines(done):
+def parse_lines(done):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 # Embeddings
 
 
-def test_an_embedding_is_the_unit_sum_of_an_image_and_its_mirror(people):
+def test_an_embedding_is_the_unit_sum_for_an_image_and_its_mirror_image(people):
     file = people / "known" / "person-00" / "1.png"
     bundle = vitrail.load("fashion")
-    found = Embedder("fashion").embed([str(file)])
+    embeddings = Embedder("fashion").embed([str(file)])
     images = bundle.preprocess([file])
     expected = (bundle.model.features(images) + bundle.model.features(images.flip(3))).detach()
     expected = torch.nn.functional.normalize(expected)
-    np.testing.assert_allclose(found.vectors, expected.numpy(), atol=1e-6)
-    assert (found.vectors.dtype, found.vectors.shape) == (np.float32, (1, 96))
-    assert found.sources == (hashlib.sha256(file.read_bytes()).hexdigest(),)
+    np.testing.assert_allclose(embeddings.vectors, expected.numpy(), atol=1e-6)
+    assert (embeddings.vectors.dtype, embeddings.vectors.shape) == (np.float32, (1, 96))
+    assert embeddings.sources == (hashlib.sha256(file.read_bytes()).hexdigest(),)
     assert Embedder("fashion").key == bundle_key("fashion")
     mirror = np.asarray(Image.open(file))[:, ::-1]
-    np.testing.assert_allclose(Embedder(bundle).embed([mirror]).vectors, found.vectors, atol=1e-6)
+    np.testing.assert_allclose(Embedder(bundle).embed([mirror]).vectors, embeddings.vectors, atol=1e-6)
 
 
-def test_a_bundle_without_a_head_gives_its_output():
+def test_the_embedding_of_a_bundle_without_a_head_is_its_output():
     bundle = vitrail.load(HEADLESS)
     pixels = np.random.default_rng(0).integers(0, 255, (5, 20, 20, bundle.preprocess.channels)).astype(np.uint8)
     images = bundle.preprocess(list(pixels))
@@ -90,62 +90,62 @@ def test_a_bundle_without_a_head_gives_its_output():
     np.testing.assert_allclose(Embedder(HEADLESS).embed(pixels).vectors, expected.numpy(), atol=1e-6)
 
 
-def test_images_that_show_no_face_are_one_line_each(tmp_path):
+def test_unusable_images_raise_errors_of_one_line(tmp_path):
     Image.new("L", (40, 15)).save(tmp_path / "small.png")
     (tmp_path / "text.png").write_text("no image")
     embedder = Embedder("fashion")
-    for name, kind, message in (
+    for name, error_class, message in (
         ("small.png", UsageError, "must have at least 16 x 16 pixels, got 40 x 15 in"),
         ("text.png", CorruptFileError, "cannot be decoded"),
         ("none.png", UsageError, "must be a file that exists"),
     ):
-        with pytest.raises(kind, match=message) as caught:
+        with pytest.raises(error_class, match=message) as caught:
             embedder.embed([str(tmp_path / name)])
         assert "\n" not in str(caught.value)
-    good = np.random.default_rng(0).integers(0, 255, (30, 30)).astype(np.uint8)
-    answers = list(embedder.stream([good, str(tmp_path / "small.png"), good]))
-    assert isinstance(answers[1], UsageError)
-    np.testing.assert_array_equal(answers[0].vector, answers[2].vector)
+    valid = np.random.default_rng(0).integers(0, 255, (30, 30)).astype(np.uint8)
+    results = list(embedder.stream([valid, str(tmp_path / "small.png"), valid]))
+    assert isinstance(results[1], UsageError)
+    np.testing.assert_array_equal(results[0].vector, results[2].vector)
 
 
-# The way of a new user
+# Enrolment, calibration and identification
 
 
 def test_enroll_calibrate_and_identify(call, people, gallery):
     probes = [people / "known" / f"person-{number:02d}" / "4.png" for number in range(3)]
     probes.append(people / "others" / "person-03" / "1.png")
-    blind = call("faces", "identify", "fashion", gallery, *probes, "--json")
-    assert blind.returncode == 0
-    assert blind.stderr.count("note: no threshold is set") == 1
-    for row, name in zip(lines(blind), ("person-00", "person-01", "person-02", None), strict=True):
+    uncalibrated = call("faces", "identify", "fashion", gallery, *probes, "--json")
+    assert uncalibrated.returncode == 0
+    assert uncalibrated.stderr.count("note: no threshold is set") == 1
+    for row, name in zip(parse_lines(uncalibrated), ("person-00", "person-01", "person-02", None), strict=True):
         assert (row["name"], row["accepted"], row["threshold"]) == (None, None, None)
         assert len(row["candidates"]) == 3
         assert name in (None, row["candidates"][0]["name"])
 
     done = call("faces", "calibrate", "fashion", gallery, people / "others", "--far", "0.1", "--json")
-    found = json.loads(done.stdout)
-    assert (found["verify"]["trials"], found["identify"]["trials"]) == (6840, 120)
-    assert (found["verify"]["gallery_people"], found["identify"]["gallery_people"]) == (None, 3)
-    for task, most in (("verify", 684), ("identify", 12)):
-        low, high = found[task]["interval"]
-        assert 0 < found[task]["errors"] <= most
-        assert low < found[task]["errors"] / found[task]["trials"] < high
+    thresholds = json.loads(done.stdout)
+    assert (thresholds["verify"]["trials"], thresholds["identify"]["trials"]) == (6840, 120)
+    assert (thresholds["verify"]["gallery_people"], thresholds["identify"]["gallery_people"]) == (None, 3)
+    for task, max_errors in (("verify", 684), ("identify", 12)):
+        low, high = thresholds[task]["interval"]
+        assert 0 < thresholds[task]["errors"] <= max_errors
+        assert low < thresholds[task]["errors"] / thresholds[task]["trials"] < high
 
-    rows = lines(call("faces", "identify", "fashion", gallery, *probes, "--json", "--top-k", "1"))
+    rows = parse_lines(call("faces", "identify", "fashion", gallery, *probes, "--json", "--top-k", "1"))
     for row in rows:
-        best = row["candidates"][0]
-        assert row["threshold"] == found["identify"]["threshold"]
-        assert row["accepted"] == (best["score"] >= row["threshold"])
-        assert row["name"] == (best["name"] if row["accepted"] else None)
+        candidate = row["candidates"][0]
+        assert row["threshold"] == thresholds["identify"]["threshold"]
+        assert row["accepted"] == (candidate["score"] >= row["threshold"])
+        assert row["name"] == (candidate["name"] if row["accepted"] else None)
     assert [row["name"] for row in rows[1:3]] == ["person-01", "person-02"]
-    # Of the images that it was set on, as many get a name as it said.
-    strangers = lines(call("faces", "identify", "fashion", gallery, people / "others", "--json"))
-    assert sum(row["accepted"] for row in strangers) == found["identify"]["errors"]
-    refused = next(row["file"] for row in strangers if not row["accepted"])
-    table = call("faces", "identify", "fashion", gallery, refused).stdout
-    named = call("faces", "identify", "fashion", gallery, probes[1]).stdout
-    assert re.search(r"\d.png  person-01 \(person-01 0\.\d{4}, person-0\d 0\.\d{4}, ", named)
-    assert re.search(r"\d.png  unknown \(person-0\d 0\.\d{4}, person-0\d 0\.\d{4}, ", table)
+    # On the calibration images, as many get a name as `calibrate` counted.
+    unknown_rows = parse_lines(call("faces", "identify", "fashion", gallery, people / "others", "--json"))
+    assert sum(row["accepted"] for row in unknown_rows) == thresholds["identify"]["errors"]
+    rejected = next(row["file"] for row in unknown_rows if not row["accepted"])
+    rejected_table = call("faces", "identify", "fashion", gallery, rejected).stdout
+    accepted_table = call("faces", "identify", "fashion", gallery, probes[1]).stdout
+    assert re.search(r"\d.png  person-01 \(person-01 0\.\d{4}, person-0\d 0\.\d{4}, ", accepted_table)
+    assert re.search(r"\d.png  unknown \(person-0\d 0\.\d{4}, person-0\d 0\.\d{4}, ", rejected_table)
 
     done = call("faces", "enroll", "fashion", gallery, "person-00", probes[0])
     assert "the threshold of identify was for other people" in done.stderr
@@ -153,17 +153,17 @@ def test_enroll_calibrate_and_identify(call, people, gallery):
     assert "no threshold is set" in call("faces", "identify", "fashion", gallery, probes[1]).stderr
 
 
-def test_people_and_threshold_are_of_one_moment(call, people, gallery, monkeypatch):
+def test_identify_reads_people_and_threshold_in_one_transaction(call, people, gallery, monkeypatch):
     assert call("faces", "calibrate", "fashion", gallery, people / "others", "--far", "0.1").returncode == 0
-    probe, read = str(people / "known" / "person-00" / "4.png"), Gallery.index
+    probe, read_index = str(people / "known" / "person-00" / "4.png"), Gallery.index
 
-    def read_and_let_another_enroll(opened):
-        index = read(opened)
+    def read_index_and_enroll_concurrently(opened):
+        index = read_index(opened)
         with Gallery.open(gallery) as other:
-            other.enroll("Ann", np.eye(96, dtype=np.float32)[:1], ["a"])  # drops the threshold
+            other.enroll("Ann", np.eye(96, dtype=np.float32)[:1], ["a"])  # removes the threshold
         return index
 
-    monkeypatch.setattr(Gallery, "index", read_and_let_another_enroll)
+    monkeypatch.setattr(Gallery, "index", read_index_and_enroll_concurrently)
     (row,) = identify("fashion", gallery, [probe])
     assert (len(row["candidates"]), row["threshold"] is not None) == (3, True)
     monkeypatch.undo()
@@ -171,28 +171,28 @@ def test_people_and_threshold_are_of_one_moment(call, people, gallery, monkeypat
     assert (len(row["candidates"]), row["threshold"]) == (4, None)
 
 
-def test_verify(call, people, gallery):
-    one, other = (people / "known" / "person-00" / f"{number}.png" for number in (5, 6))
-    found = json.loads(call("faces", "verify", "fashion", one, other, "--json").stdout)
-    vectors = Embedder("fashion").embed([str(one), str(other)]).vectors
-    assert found["score"] == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-6)
-    assert (found["same"], found["threshold"]) == (None, None)
-    assert "no threshold is set" in call("faces", "verify", "fashion", one, other, "--gallery", gallery).stderr
-    words = ["faces", "calibrate", "fashion", gallery, people / "others", "--far", "0.01"]
-    assert call(*words, "--task", "verify").returncode == 0
-    found = json.loads(call("faces", "verify", "fashion", one, other, "--gallery", gallery, "--json").stdout)
-    assert found["same"] == (found["score"] >= found["threshold"])
-    assert found["far"] == 0.01
-    same = call("faces", "verify", "fashion", one, one, "--gallery", gallery)
+def test_verify_compares_the_score_with_the_calibrated_threshold(call, people, gallery):
+    first, second = (people / "known" / "person-00" / f"{number}.png" for number in (5, 6))
+    report = json.loads(call("faces", "verify", "fashion", first, second, "--json").stdout)
+    vectors = Embedder("fashion").embed([str(first), str(second)]).vectors
+    assert report["score"] == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-6)
+    assert (report["same"], report["threshold"]) == (None, None)
+    assert "no threshold is set" in call("faces", "verify", "fashion", first, second, "--gallery", gallery).stderr
+    arguments = ["faces", "calibrate", "fashion", gallery, people / "others", "--far", "0.01"]
+    assert call(*arguments, "--task", "verify").returncode == 0
+    report = json.loads(call("faces", "verify", "fashion", first, second, "--gallery", gallery, "--json").stdout)
+    assert report["same"] == (report["score"] >= report["threshold"])
+    assert report["far"] == 0.01
+    same = call("faces", "verify", "fashion", first, first, "--gallery", gallery)
     assert (same.returncode, same.stderr) == (0, "")
     assert "the same person" in same.stdout
-    # That of identify needs more images than there are.
-    done = call(*words)
+    # The threshold of identify needs more images than DATA has.
+    done = call(*arguments)
     assert done.returncode == 2
     assert "--far must be at least 0.084 for identify with 120 images" in done.stderr
 
 
-def test_remove(call, people, gallery):
+def test_remove_erases_the_name_and_suggests_another_if_it_is_gone(call, people, gallery):
     name = b"person-01"
     assert name in gallery.read_bytes()
     done = call("faces", "remove", gallery, "person-01", "--json")
@@ -206,7 +206,7 @@ def test_remove(call, people, gallery):
 
 
 @pytest.mark.parametrize("journal", [None, "WAL"])
-def test_an_enrolment_that_was_killed_can_be_given_again(call, people, tmp_path, journal):
+def test_an_enrolment_that_was_killed_can_be_repeated(call, people, tmp_path, journal):
     path = tmp_path / "people.gallery"
     path.touch()
     if journal:
@@ -217,30 +217,30 @@ def test_an_enrolment_that_was_killed_can_be_given_again(call, people, tmp_path,
     assert (done.returncode, "Ann: 1 new, 1 in all" in done.stdout) == (0, True)
 
 
-def test_nothing_is_written_if_an_image_is_bad(call, people, tmp_path):
+def test_enroll_writes_nothing_if_an_image_is_rejected(call, people, tmp_path):
     Image.new("L", (8, 8)).save(tmp_path / "small.png")
-    good = people / "known" / "person-00" / "1.png"
-    done = call("faces", "enroll", "fashion", tmp_path / "g", "Ann", good, tmp_path / "small.png")
+    valid = people / "known" / "person-00" / "1.png"
+    done = call("faces", "enroll", "fashion", tmp_path / "g", "Ann", valid, tmp_path / "small.png")
     assert (done.returncode, done.stdout) == (2, "")
     assert "at least 16 x 16 pixels" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.png"]
 
 
-def test_one_bad_image_does_not_keep_the_others_from_their_names(call, people, gallery, tmp_path):
+def test_identify_continues_after_an_image_that_cannot_be_read(call, people, gallery, tmp_path):
     (tmp_path / "text.png").write_text("no image")
-    good = people / "known" / "person-00" / "5.png"
-    done = call("faces", "identify", "fashion", gallery, tmp_path / "text.png", good, "--json")
+    valid = people / "known" / "person-00" / "5.png"
+    done = call("faces", "identify", "fashion", gallery, tmp_path / "text.png", valid, "--json")
     assert done.returncode == 1
-    assert [("error" in row) for row in lines(done)] == [True, False]
+    assert [("error" in row) for row in parse_lines(done)] == [True, False]
     assert "1 of 2 images could not be read" in done.stderr
 
 
-def test_wrong_use_is_one_line(call, people, gallery, tmp_path):
+def test_wrong_arguments_give_an_error_of_one_line(call, people, gallery, tmp_path):
     image, others = people / "known" / "person-00" / "5.png", people / "others"
     draw_people(tmp_path / "same", 0, 1)
     (tmp_path / "same" / "person-00").rename(tmp_path / "same" / "stranger")
-    image_enrolled = (people / "known" / "person-00" / "1.png").read_bytes()
-    (tmp_path / "same" / "stranger" / "1.png").write_bytes(image_enrolled)
+    enrolled_image = (people / "known" / "person-00" / "1.png").read_bytes()
+    (tmp_path / "same" / "stranger" / "1.png").write_bytes(enrolled_image)
     draw_people(tmp_path / "same", 50, 20)
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "groups.csv").write_text("nobody,here\n")
@@ -258,13 +258,13 @@ def test_wrong_use_is_one_line(call, people, gallery, tmp_path):
         (
             ["enroll", HEADLESS, gallery, "Ann", image],
             2,
-            "embeddings of two models, or of aligned",
+            "Embeddings of two models, or of aligned",
         ),
         (["enroll", "fashion", gallery, image, image], 2, "NAME must be who the images show, got the file"),
         (["enroll", "fashion", gallery, " ", image], 2, "Name must be printable text"),
         (["enroll", "fashon", gallery, "Ann", image], 2, "Did you mean 'fashion'?"),
         (["identify", "fashion", tmp_path / "none", image], 2, "Gallery must be a file that exists"),
-        (["identify", "fashion", image, image], 2, "which is something else"),
+        (["identify", "fashion", image, image], 2, "got another file"),
         (["identify", "fashion", gallery, image, "--top-k", "0"], 2, "Top k must be an integer from 1"),
         (["identify", "fashion", gallery, image, "--threshold", "0"], 2, "Flag must be one that --help lists"),
         (["calibrate", "fashion", gallery, others], 2, "--far"),
@@ -290,14 +290,14 @@ def test_wrong_use_is_one_line(call, people, gallery, tmp_path):
         (["remove", gallery, "Nobody At All"], 2, "Name must be one that is enrolled"),
     ]
     before = gallery.read_bytes()
-    for words, code, message in cases:
-        done = call("faces", *words)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), (words, done)
-        assert message in done.stderr, (words, done.stderr)
+    for arguments, code, message in cases:
+        done = call("faces", *arguments)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), (arguments, done)
+        assert message in done.stderr, (arguments, done.stderr)
     assert gallery.read_bytes() == before
 
 
-def test_a_gallery_with_a_trigger_or_an_endless_view_is_one_line_and_not_written(call, people, gallery):
+def test_a_gallery_with_a_trigger_or_an_endless_view_is_rejected_and_not_written(call, people, gallery):
     trigger = "CREATE TRIGGER t AFTER INSERT ON template BEGIN UPDATE person SET name = 'Eve' WHERE id = 1; END"
     endless = "WITH RECURSIVE n (id) AS (SELECT 1 UNION SELECT id + 1 FROM n) SELECT id, 'x' || id AS name FROM n"
     for statements in ([trigger], ["ALTER TABLE person RENAME TO other", f"CREATE VIEW person AS {endless}"]):
@@ -309,15 +309,15 @@ def test_a_gallery_with_a_trigger_or_an_endless_view_is_one_line_and_not_written
         connection.close()
         before = forged.read_bytes()
         image = people / "others" / "person-08" / "1.png"
-        for words in (("enroll", "fashion", forged, "Ann", image), ("remove", forged, "Ann")):
-            done = call("faces", *words)
+        for arguments in (("enroll", "fashion", forged, "Ann", image), ("remove", forged, "Ann")):
+            done = call("faces", *arguments)
             assert done.returncode == 1
             assert "must have the tables that `vitrail faces enroll` makes" in done.stderr
             assert done.stderr.count("\n") == 1
         assert forged.read_bytes() == before
 
 
-def test_paths_that_are_not_utf8(call, people, tmp_path):
+def test_enroll_and_identify_accept_paths_that_are_not_utf8(call, people, tmp_path):
     folder = tmp_path / os.fsdecode(b"f\xff")
     shutil.copytree(people / "known", folder)
     (folder / "person-01" / "1.png").rename(folder / "person-01" / os.fsdecode(b"1\xfe.png"))
@@ -325,14 +325,14 @@ def test_paths_that_are_not_utf8(call, people, tmp_path):
     shutil.copytree(HEADLESS, bundle)
     for name in ("person-00", "person-01"):
         assert call("faces", "enroll", bundle, path, name, folder / name).returncode == 0
-    rows = lines(call("faces", "identify", bundle, path, folder / "person-01", "--json"))
+    rows = parse_lines(call("faces", "identify", bundle, path, folder / "person-01", "--json"))
     assert (len(rows), rows[0]["candidates"][0]["name"]) == (6, "person-01")
     done = call("faces", "identify", "fashion", path, folder / "person-01")
     assert done.returncode == 2
     assert r"/b\udcff, hash " in done.stderr
 
 
-def test_a_gallery_with_embeddings_of_another_width_is_damaged(call, people, gallery):
+def test_a_gallery_with_embeddings_of_another_width_is_reported_as_damaged(call, people, gallery):
     with sqlite3.connect(gallery) as connection:
         connection.execute("UPDATE about SET value = '1' WHERE key = 'width'")
         query, vector = (
@@ -341,20 +341,20 @@ def test_a_gallery_with_embeddings_of_another_width_is_damaged(call, people, gal
         )
         for number, name, source in connection.execute(f"{query} WHERE person = person.id").fetchall():
             digest = _digest(bundle_key("fashion"), name, source, vector)
-            change = "UPDATE template SET vector = ?, digest = ? WHERE id = ?"
-            connection.execute(change, (vector, digest, number))
+            update = "UPDATE template SET vector = ?, digest = ? WHERE id = ?"
+            connection.execute(update, (vector, digest, number))
     connection.close()
     probe = people / "others" / "person-03" / "1.png"
-    for name, *words in (
+    for name, *arguments in (
         ["identify", probe],
         ["enroll", "Ann", probe],
         ["calibrate", people / "others", "--far", "0.1"],
     ):
-        done = call("faces", name, "fashion", gallery, *words)
+        done = call("faces", name, "fashion", gallery, *arguments)
         assert (done.returncode, done.stderr.count("\n"), "is damaged: it" in done.stderr) == (1, 1, True)
 
 
-def test_a_gallery_in_use_is_exit_1(call, people, gallery, monkeypatch):
+def test_remove_and_enroll_exit_with_1_while_the_gallery_is_in_use(call, people, gallery, monkeypatch):
     monkeypatch.setattr("vitrail.faces.gallery_file.PATIENCE", 0.1)
     reader = sqlite3.connect(gallery, isolation_level=None)
     reader.execute("BEGIN")
@@ -376,11 +376,11 @@ def test_a_gallery_in_use_is_exit_1(call, people, gallery, monkeypatch):
 # Evaluation
 
 
-def test_evaluate_all_pairs_by_group_and_on_a_page(call, people, tmp_path):
+def test_evaluate_reports_all_pairs_and_groups_and_writes_a_page(call, people, tmp_path):
     rows = [f"person-{number:02d},{'odd' if number % 2 else 'even'}" for number in range(3, 22)]
     (tmp_path / "groups.csv").write_text("\n".join(["person,group", *rows]))
-    words = ["faces", "evaluate", "fashion", people / "others", "--groups", tmp_path / "groups.csv"]
-    done = call(*words, "--output", tmp_path / "page", "--json")
+    arguments = ["faces", "evaluate", "fashion", people / "others", "--groups", tmp_path / "groups.csv"]
+    done = call(*arguments, "--output", tmp_path / "page", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["images"], report["people"], report["genuine"], report["impostor"]) == (120, 20, 300, 6840)
@@ -397,7 +397,7 @@ def test_evaluate_all_pairs_by_group_and_on_a_page(call, people, tmp_path):
     assert json.loads((tmp_path / "page" / "faces.json").read_text()) == report
 
     page = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
-    assert "<img" not in page  # nobody asked for images
+    assert "<img" not in page  # without --show-images
     assert page.count("<svg") == 3
     assert "How well does fashion tell people apart?" in page
     assert "사람을 얼마나 잘 구별할까요?" in page
@@ -405,35 +405,42 @@ def test_evaluate_all_pairs_by_group_and_on_a_page(call, people, tmp_path):
     assert "n = 20 people" in page
     assert not re.search(r"(src|href)=.https?:", page)
 
-    shown = call(*words, "--output", tmp_path / "page", "--force", "--show-images").stdout
+    printed = call(*arguments, "--output", tmp_path / "page", "--force", "--show-images").stdout
     assert (tmp_path / "page" / "index.html").read_text(encoding="utf-8").count("<img") == 48
-    assert "equal error rate" in shown
-    assert "false accepts / refusals at FAR 0.1 of all" in shown
+    assert "equal error rate" in printed
+    assert "false accepts / refusals at FAR 0.1 of all" in printed
 
 
 def test_two_people_are_evaluated_without_intervals(call, people, tmp_path):
     (tmp_path / "without.txt").write_text("person-02\n")
     (tmp_path / "groups.csv").write_text("person-00,both\nperson-01,both\n")
-    words = ["--without", tmp_path / "without.txt", "--groups", tmp_path / "groups.csv", "--output", tmp_path / "page"]
-    done = call("faces", "evaluate", "fashion", people / "known", *words)
+    arguments = [
+        "--without",
+        tmp_path / "without.txt",
+        "--groups",
+        tmp_path / "groups.csv",
+        "--output",
+        tmp_path / "page",
+    ]
+    done = call("faces", "evaluate", "fashion", people / "known", *arguments)
     assert (done.returncode, re.search(r"equal error rate +\d+\.\d\d% *\n", done.stdout) is not None) == (0, True)
     page = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
     assert "n = 2 people: too few for intervals" in page
     assert "95 % interval " not in page
 
 
-def test_evaluate_a_list_of_pairs(call, people, tmp_path):
-    random = np.random.default_rng(0)
+def test_evaluate_reads_a_list_of_pairs(call, people, tmp_path):
+    rng = np.random.default_rng(0)
     listed = []
     for fold in range(10):
         names = [f"person-{3 + 2 * fold + side:02d}" for side in (0, 1)]
         for _ in range(5):
-            one, other = random.choice(6, 2, replace=False) + 1
-            listed.append(f"{names[0]}\t{one}\t{other}")
-        listed += [f"{names[0]}\t{random.integers(1, 7)}\t{names[1]}\t{random.integers(1, 7)}" for _ in range(5)]
+            first, second = rng.choice(6, 2, replace=False) + 1
+            listed.append(f"{names[0]}\t{first}\t{second}")
+        listed += [f"{names[0]}\t{rng.integers(1, 7)}\t{names[1]}\t{rng.integers(1, 7)}" for _ in range(5)]
     (tmp_path / "pairs.txt").write_text("\n".join(["10\t5", *listed]))
-    words = ["faces", "evaluate", "fashion", people / "others", "--pairs", tmp_path / "pairs.txt"]
-    report = json.loads(call(*words, "--json").stdout)
+    arguments = ["faces", "evaluate", "fashion", people / "others", "--pairs", tmp_path / "pairs.txt"]
+    report = json.loads(call(*arguments, "--json").stdout)
     assert (report["genuine"], report["impostor"], report["people"]) == (50, 50, 20)
     assert (report["rank1"], report["dir"], [row["tar"] for row in report["tar"]]) == (None, [], [None] * 3)
     assert report["accuracy_std"] == pytest.approx(np.std(report["accuracy_folds"]))
@@ -441,28 +448,27 @@ def test_evaluate_a_list_of_pairs(call, people, tmp_path):
     files.append([people / "others" / row.split("\t")[-2] / f"{row.split(chr(9))[-1]}.png"
                   if row.count("\t") == 3 else people / "others" / row.split("\t")[0] / f"{row.split(chr(9))[2]}.png"
                   for row in listed])  # fmt: skip
-    one, other = (Embedder("fashion").embed(map(str, some)).vectors for some in files)
-    scores = (one * other).sum(axis=1)
-    truth = np.tile([True] * 5 + [False] * 5, 10)
+    first_vectors, second_vectors = (Embedder("fashion").embed(map(str, side_files)).vectors for side_files in files)
+    scores = (first_vectors * second_vectors).sum(axis=1)
+    is_genuine = np.tile([True] * 5 + [False] * 5, 10)
     worst = min(report["worst"]["genuine"], key=lambda row: row["score"])
-    assert worst["score"] == pytest.approx(scores[truth].min(), abs=1e-6)
-    assert call(*words, "--output", tmp_path / "page").returncode == 0
+    assert worst["score"] == pytest.approx(scores[is_genuine].min(), abs=1e-6)
+    assert call(*arguments, "--output", tmp_path / "page").returncode == 0
 
 
-def test_names_are_text_on_the_page(call, people, tmp_path):
+def test_hostile_names_are_escaped_on_the_page(call, people, tmp_path):
     names = ["<script>alert(1)", "a&b\"'", "<img src=x onerror=alert(1)>"]
     for name, folder in zip(names, sorted((people / "known").iterdir()), strict=True):
         shutil.copytree(folder, tmp_path / "people" / name)
     (tmp_path / "groups.csv").write_text("".join(f'"{name.replace(chr(34), 2 * chr(34))}",<b>all\n' for name in names))
-    words = ["--groups", tmp_path / "groups.csv", "--output", tmp_path / "page", "--show-images"]
-    assert call("faces", "evaluate", "fashion", tmp_path / "people", *words).returncode == 0
+    arguments = ["--groups", tmp_path / "groups.csv", "--output", tmp_path / "page", "--show-images"]
+    assert call("faces", "evaluate", "fashion", tmp_path / "people", *arguments).returncode == 0
     page = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
     assert "&lt;b&gt;all" in page
-    assert not any(bad in page for bad in ("<script>alert", "<img src=x", "<b>all"))
+    assert not any(markup in page for markup in ("<script>alert", "<img src=x", "<b>all"))
 
 
-def test_the_page_in_a_browser(call, people, tmp_path, browser):
-    """It fits a phone, speaks two languages, and runs nothing but the switch between them."""
+def test_the_page_fits_a_phone_and_switches_language_in_a_browser(call, people, tmp_path, browser):
     assert call("faces", "evaluate", "fashion", people / "known", "--output", tmp_path / "page").returncode == 0
     page = browser.new_page(viewport={"width": 390, "height": 800}, locale="en-GB")
     errors = []
@@ -477,27 +483,27 @@ def test_the_page_in_a_browser(call, people, tmp_path, browser):
     page.close()
 
 
-def test_people_are_left_out(call, people, gallery, tmp_path):
+def test_without_leaves_out_people_in_evaluate_and_calibrate(call, people, gallery, tmp_path):
     (tmp_path / "trained.txt").write_text("".join(f"person-{number:02d}\n" for number in range(3, 13)))
-    words = ["faces", "evaluate", "fashion", people / "others", "--without", tmp_path / "trained.txt"]
-    report = json.loads(call(*words, "--json").stdout)
+    arguments = ["faces", "evaluate", "fashion", people / "others", "--without", tmp_path / "trained.txt"]
+    report = json.loads(call(*arguments, "--json").stdout)
     assert (report["people"], report["images"], report["genuine"]) == (10, 60, 150)
     worst = [Path(row["one"]).parent.name for row in report["worst"]["genuine"]]
     assert min(worst) >= "person-13"
     (tmp_path / "trained.txt").write_text("person-99\n")
-    assert "Did you mean 'person-" in call(*words).stderr
-    # Everybody in one folder: those who are enrolled are left out of the calibration.
+    assert "Did you mean 'person-" in call(*arguments).stderr
+    # All people in one folder: the enrolled people must be left out of the calibration.
     for name in ("known", "others"):
         for folder in (people / name).iterdir():
             (tmp_path / "all").mkdir(exist_ok=True)
             (tmp_path / "all" / folder.name).symlink_to(folder)
     (tmp_path / "known.txt").write_text("person-00\nperson-01\nperson-02\n")
-    words = ["faces", "calibrate", "fashion", gallery, tmp_path / "all", "--far", "0.1", "--json"]
-    assert call(*words).returncode == 2
-    assert json.loads(call(*words, "--without", tmp_path / "known.txt").stdout)["identify"]["trials"] == 120
+    arguments = ["faces", "calibrate", "fashion", gallery, tmp_path / "all", "--far", "0.1", "--json"]
+    assert call(*arguments).returncode == 2
+    assert json.loads(call(*arguments, "--without", tmp_path / "known.txt").stdout)["identify"]["trials"] == 120
 
 
-def test_an_image_under_two_names_is_told(call, people, gallery, tmp_path):
+def test_an_image_under_two_names_is_noted_by_evaluate_and_rejected_by_calibrate(call, people, gallery, tmp_path):
     """It would be an impostor pair with the score of one person."""
     shutil.copytree(people / "others", tmp_path / "others")
     shutil.copy(tmp_path / "others/person-04/2.png", tmp_path / "others/person-05/7.png")
@@ -507,24 +513,24 @@ def test_an_image_under_two_names_is_told(call, people, gallery, tmp_path):
     before = gallery.read_bytes()
     done = call("faces", "calibrate", "fashion", gallery, tmp_path / "others", "--far", "0.1")
     assert (done.returncode, done.stderr.count("\n"), gallery.read_bytes() == before) == (2, 1, True)
-    assert "DATA must have an image under one name, got the same in" in done.stderr
+    assert "DATA must have each image of one person only, got the same image in" in done.stderr
 
 
-def test_people_that_the_bundle_was_trained_on_are_told(call, people, gallery, tmp_path):
+def test_evaluate_notes_data_that_the_bundle_was_trained_on(call, people, gallery, tmp_path):
     bundle = vitrail.load("fashion")
-    known = {"faces": {"alignment": UNALIGNED, "people": 9}, "data": "somewhere/others: 90 training images"}
-    vitrail.save(dataclasses.replace(bundle, provenance={**bundle.provenance, **known}), tmp_path / "face")
+    training = {"faces": {"alignment": UNALIGNED, "people": 9}, "data": "somewhere/others: 90 training images"}
+    vitrail.save(dataclasses.replace(bundle, provenance={**bundle.provenance, **training}), tmp_path / "face")
     (tmp_path / "people.txt").write_text("person-03\n")
-    told = "was trained on people of 'somewhere/others'"
-    words = ["faces", "evaluate", tmp_path / "face", people / "others"]
-    assert call(*words).stderr.count(told) == 1
-    assert told not in call(*words, "--without", tmp_path / "people.txt").stderr
-    assert told not in call("faces", "evaluate", tmp_path / "face", people / "known").stderr
+    note = "was trained on people of 'somewhere/others'"
+    arguments = ["faces", "evaluate", tmp_path / "face", people / "others"]
+    assert call(*arguments).stderr.count(note) == 1
+    assert note not in call(*arguments, "--without", tmp_path / "people.txt").stderr
+    assert note not in call("faces", "evaluate", tmp_path / "face", people / "known").stderr
     vitrail.save(dataclasses.replace(bundle, provenance={"faces": "many"}), tmp_path / "odd")
     assert call("faces", "evaluate", tmp_path / "odd", people / "known").returncode == 0
 
 
-def test_people_are_the_same_in_either_spelling_of_unicode(call, people, gallery, tmp_path):
+def test_names_in_nfc_and_nfd_are_one_person_in_calibrate_and_evaluate(call, people, gallery, tmp_path):
     names = {"person-00": "김한", "person-03": "이봄", "person-04": "최별", "person-05": "최별"}
     forms = {"person-05": "NFC"}  # 최별 in two folders
     for kind in ("known", "others"):
@@ -535,19 +541,18 @@ def test_people_are_the_same_in_either_spelling_of_unicode(call, people, gallery
     probe = people / "known" / "person-00" / "4.png"
     assert call("faces", "enroll", "fashion", gallery, "김한", probe).returncode == 0
     (tmp_path / "known.txt").write_text("person-01\nperson-02\n")
-    words = ["--without", tmp_path / "known.txt"]
-    done = call("faces", "calibrate", "fashion", gallery, tmp_path / "all", "--far", "0.1", *words)
+    arguments = ["--without", tmp_path / "known.txt"]
+    done = call("faces", "calibrate", "fashion", gallery, tmp_path / "all", "--far", "0.1", *arguments)
     assert (done.returncode, "got '김한', who is in the gallery" in done.stderr) == (2, True)
     (tmp_path / "known.txt").write_text("person-01\nperson-02\n김한\n", encoding="utf-8")
     (tmp_path / "groups.csv").write_text("이봄,one\n최별,one\n", encoding="utf-8")
-    words += ["--groups", tmp_path / "groups.csv", "--json"]
-    report = json.loads(call("faces", "evaluate", "fashion", tmp_path / "all", *words).stdout)
+    arguments += ["--groups", tmp_path / "groups.csv", "--json"]
+    report = json.loads(call("faces", "evaluate", "fashion", tmp_path / "all", *arguments).stdout)
     assert (report["people"], report["images"]) == (19, 120)
     assert (report["groups"][0]["people"], report["groups"][0]["images"]) == (2, 18)
 
 
-def test_faces_are_aligned_by_landmarks(call, people, tmp_path):
-    """As in training: the same pixels, and a gallery of its own."""
+def test_landmarks_align_faces_as_in_training_and_need_their_own_gallery(call, people, tmp_path):
     folder, files = people / "known", sorted((people / "known").rglob("*.png"))
     points = TEMPLATE * 32 / 112 + [2, 1]
     rows = [",".join([str(file.relative_to(folder)), *(f"{x:.4f}" for x in points.ravel())]) for file in files]
@@ -556,30 +561,32 @@ def test_faces_are_aligned_by_landmarks(call, people, tmp_path):
     marks.write_text("\n".join([header, *rows]))
     aligned = [np.asarray(align(Image.open(file), points.round(4))) for file in files]
     expected = Embedder("fashion").embed(aligned).vectors
-    found = Embedder("fashion", aligner=Aligner(marks, [str(folder)])).embed(map(str, files)).vectors
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    words = ["faces", "evaluate", "fashion", folder, "--json"]
-    with_marks, without = (json.loads(call(*words, *more).stdout) for more in (["--landmarks", marks], []))
+    vectors = Embedder("fashion", aligner=Aligner(marks, [str(folder)])).embed(map(str, files)).vectors
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    arguments = ["faces", "evaluate", "fashion", folder, "--json"]
+    with_marks, without = (json.loads(call(*arguments, *options).stdout) for options in (["--landmarks", marks], []))
     assert with_marks["eer"] != without["eer"]
 
     gallery = tmp_path / "aligned.gallery"
-    own = folder / "marks.csv"  # beside the images: files are named below its folder
-    own.write_text(marks.read_text())
+    marks_of_folder = folder / "marks.csv"  # names files relative to its own folder
+    marks_of_folder.write_text(marks.read_text())
     try:
-        enrolled = call("faces", "enroll", "fashion", gallery, "Ann", files[0], "--landmarks", own)
+        enrolled = call("faces", "enroll", "fashion", gallery, "Ann", files[0], "--landmarks", marks_of_folder)
         assert enrolled.returncode == 0, enrolled.stderr
         done = call("faces", "identify", "fashion", gallery, files[1])
-        assert (done.returncode, "of aligned and other faces" in done.stderr) == (2, True)
-        rows = lines(call("faces", "identify", "fashion", gallery, files[0], "--landmarks", own, "--json"))
+        assert (done.returncode, "of aligned and unaligned faces" in done.stderr) == (2, True)
+        rows = parse_lines(
+            call("faces", "identify", "fashion", gallery, files[0], "--landmarks", marks_of_folder, "--json")
+        )
         assert rows[0]["candidates"][0]["score"] == pytest.approx(1, abs=1e-5)
     finally:
-        own.unlink()
+        marks_of_folder.unlink()
     done = call("faces", "enroll", "fashion", gallery, "Ann", files[1], "--landmarks", marks)
     assert (done.returncode, "got none for" in done.stderr) == (2, True)
 
 
-def test_landmarks_are_pixels_of_the_whole_image_as_it_is_shown(tmp_path):
-    """Also where the bundle decodes photos at a smaller scale, and where EXIF turns them."""
+def test_landmarks_are_pixels_of_the_full_size_image_after_exif_rotation(tmp_path):
+    """Also if the bundle decodes photos at a smaller scale."""
     bundle = vitrail.load("fashion")
     fast = dataclasses.replace(bundle, preprocess=bundle.preprocess.replace(jpeg="double"))
     pattern = np.random.default_rng(0).integers(0, 255, (20, 20), np.uint8)
@@ -587,17 +594,17 @@ def test_landmarks_are_pixels_of_the_whole_image_as_it_is_shown(tmp_path):
     points = 4 * TEMPLATE + [150, 90]
     photo.save(tmp_path / "plain.jpg", quality=95)
     orientation = Image.Exif()
-    orientation[0x0112] = 6  # to be turned by a quarter, clockwise
+    orientation[0x0112] = 6  # viewers rotate the image by 90 degrees, clockwise
     photo.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.jpg", quality=95, exif=orientation)
     (tmp_path / "marks.json").write_text(json.dumps({name: points.tolist() for name in ("plain.jpg", "turned.jpg")}))
     expected = Embedder(bundle).embed([np.asarray(align(photo, points))]).vectors[0]
-    for one in (bundle, fast):
-        embedder = Embedder(one, aligner=Aligner(tmp_path / "marks.json"))
-        found = embedder.embed([str(tmp_path / "plain.jpg"), str(tmp_path / "turned.jpg")]).vectors
-        assert (found @ expected).min() > 0.999
+    for source in (bundle, fast):
+        embedder = Embedder(source, aligner=Aligner(tmp_path / "marks.json"))
+        vectors = embedder.embed([str(tmp_path / "plain.jpg"), str(tmp_path / "turned.jpg")]).vectors
+        assert (vectors @ expected).min() > 0.999
 
 
-def test_a_bundle_of_aligned_faces_asks_for_landmarks(call, people, tmp_path):
+def test_a_bundle_notes_if_faces_are_not_aligned_as_in_its_training(call, people, tmp_path):
     bundle = vitrail.load("fashion")
     provenance = {**bundle.provenance, "faces": {"alignment": BY_LANDMARKS, "people": 9}}
     vitrail.save(dataclasses.replace(bundle, provenance=provenance), tmp_path / "face")
@@ -616,25 +623,25 @@ def test_a_bundle_of_aligned_faces_asks_for_landmarks(call, people, tmp_path):
 # The command line
 
 
-@pytest.mark.parametrize("words", [["faces"], *(["faces", name, "--help"] for name in FACES.commands)])
-def test_help_imports_neither_torch_nor_numpy(words):
+@pytest.mark.parametrize("arguments", [["faces"], *(["faces", name, "--help"] for name in FACES.commands)])
+def test_help_imports_neither_torch_nor_numpy(arguments):
     script = (
         "import sys\nfrom vitrail.cli import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit as leaving:\n    assert not leaving.code, leaving.code\n"
         "sys.exit(sum(name in sys.modules for name in ('torch', 'numpy', 'PIL', 'sqlite3')))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: vitrail faces")
 
 
-def test_removing_imports_no_torch(gallery):
+def test_remove_does_not_import_torch(gallery):
     script = "import sys\nfrom vitrail.cli import main\nmain(sys.argv[1:])\nsys.exit('torch' in sys.modules)\n"
-    words = [sys.executable, "-c", script, "faces", "remove", str(gallery), "person-00"]
-    assert subprocess.run(words, capture_output=True, check=False).returncode == 0
+    arguments = [sys.executable, "-c", script, "faces", "remove", str(gallery), "person-00"]
+    assert subprocess.run(arguments, capture_output=True, check=False).returncode == 0
 
 
-def test_help_of_a_nested_command(call):
+def test_help_flag_and_help_command_print_the_same(call):
     assert call("help", "faces").stdout == call("faces", "--help").stdout == call("faces").stdout
     assert call("help", "faces", "enroll").stdout == call("faces", "enroll", "--help").stdout
     assert "faces" in call("--help").stdout

@@ -2,9 +2,9 @@
 
     vitrail.faces.train(data, model="FaceViT-Ti", epochs=20, output="run")
     vitrail.faces.evaluate(bundle, data)
-    vitrail.faces.enroll(bundle, gallery, name, images)      and remove, verify, identify, calibrate
+    vitrail.faces.enroll(bundle, gallery, name, images)      also remove, verify, identify, calibrate
 
-The functions are imported when they are first used.
+The functions are imported at first use, so that `import vitrail.faces` is fast.
 """
 
 import importlib

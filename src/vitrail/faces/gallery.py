@@ -1,14 +1,16 @@
-"""A gallery: the people that a program should know, in one SQLite file.
+"""A gallery: the enrolled people of a face recognition program, in one SQLite file.
 
-person        name
-template      the embedding of one image of a person, and the SHA-256 of that image; no image is kept
-about         the model that made the embeddings, the numbers of images and of changes, the thresholds as `calibrate`
-              found them, and whether traces of a removed person are left
+Its tables:
 
-SQLite notices damage to its own structures, but not to what they hold: one flipped bit would make Ann another person.
-So embeddings and thresholds are kept with a hash of all that must be read together.
+person        the name of a person
+template      the embedding of one image of a person, and the SHA-256 of the image (images are not stored)
+about         the model of the embeddings, the numbers of images and of changes, the calibrated thresholds, and whether
+              traces of a removed person remain
 
-Its connection to SQLite, and what is checked before anything is read, are in `gallery_file`.
+SQLite detects corruption of its own structures, but not of the stored values: one flipped bit could turn Ann's
+embedding into that of another person. Therefore each embedding and each threshold is stored with a hash.
+
+The module `gallery_file` has the connection to SQLite and the checks of untrusted files.
 
 The journal is a write-ahead log, so that readers and one writer do not wait for each other. A transaction is on disk
 when it returns: `kill -9` and power failures lose nothing that was committed.
@@ -29,25 +31,33 @@ import numpy as np
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, did_you_mean
 from vitrail.core.files import escape_surrogates
 from vitrail.evaluation.identification_metrics import mean_templates
-from vitrail.faces.gallery_file import BUSY, NO_ROOM, RESTORE, SCHEMA, connect, create_private, foreign, in_use
+from vitrail.faces.gallery_file import (
+    BUSY,
+    DISK_FULL,
+    RESTORE_ADVICE,
+    SCHEMA,
+    connect,
+    create_private,
+    describe_use_by_another,
+    not_a_gallery,
+)
 from vitrail.faces.thresholds import Calibration
 
 FORMAT = 2
 TASKS = ("verify", "identify")
 
-_APPLICATION = 0x76747267  # "vtrg", by which `file` and we know a gallery
-_NONE = "none"  # of traces, or a threshold
-_PAGE = 16384  # bytes; in SQLite's 4096, an embedding of 512 numbers would be alone
+_APPLICATION_ID = 0x76747267  # "vtrg", marks a SQLite file as a gallery
+_NONE = "none"  # value in `about` for no traces or no threshold
+_PAGE_SIZE = 16384  # bytes; a page of SQLite's default size, 4096, would hold only one embedding of 512 numbers
 
 
 def composed(name: str) -> str:
-    """A name in the one spelling by which people are compared: some systems write 한 as three characters, others as
-    one."""
+    """Return a name in Unicode's NFC, in which names are compared: some systems write 한 as three characters."""
     return unicodedata.normalize("NFC", name)
 
 
 def plain_name(name: str) -> str:
-    """The name of a person as a gallery keeps it."""
+    """Return the name of a person as a gallery stores it. Raises UsageError if it is not printable text."""
     name = composed(name)
     if not name or name != name.strip() or not name.isprintable():
         raise UsageError(f"Name must be printable text without spaces around it, got {name!r}.")
@@ -55,46 +65,52 @@ def plain_name(name: str) -> str:
 
 
 class Candidate(NamedTuple):
-    """A person of the gallery, and how alike an image is."""
+    """A person of the gallery, with the score of an image."""
 
     name: str
     score: float
 
 
 class Index(NamedTuple):
-    """The people of a gallery in memory, to search in."""
+    """The people of a gallery in memory, for searching."""
 
     names: tuple[str, ...]
     templates_PD: np.ndarray
     """The mean embedding of each person, as a unit vector, float32."""
 
     def scores(self, vectors_ND: np.ndarray) -> np.ndarray:
-        """The score of every image with every person (N, P)."""
+        """Return the score of every image with every person (N, P)."""
         return vectors_ND @ self.templates_PD.T
 
     def search(self, vector_D: np.ndarray, count: int = 5) -> list[Candidate]:
-        """The most alike people, best first: exact, by one matrix product."""
+        """Return the `count` people with the highest scores, highest first. The search is exact: one matrix product."""
         scores = self.templates_PD @ vector_D
-        some = np.argpartition(-scores, min(count, len(scores)) - 1)[:count] if len(scores) else np.empty(0, np.int64)
-        return [Candidate(self.names[at], float(scores[at])) for at in some[np.argsort(-scores[some], kind="stable")]]
+        if not len(scores):
+            return []
+        highest = np.argpartition(-scores, min(count, len(scores)) - 1)[:count]
+        order = highest[np.argsort(-scores[highest], kind="stable")]
+        return [Candidate(self.names[person], float(scores[person])) for person in order]
 
 
 class Gallery:
-    """A gallery file that is open. Use `open`, and close it, or use it in a `with` statement."""
+    """An open gallery file. Open it by `Gallery.open`; close it by `close` or a `with` statement."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._connection = path, connect(path)
 
     @classmethod
     def open(cls, path: str | Path, *, model: str | None = None, bundle: str = "", width: int | None = None) -> Self:
-        """Open a gallery. Another `model` (hash of a bundle, which messages call `bundle`) than that of its embeddings
-        is refused. With a `width`, a file that does not exist is made, for embeddings of that many numbers."""
+        """Open a gallery. With `width`, the width of the embeddings, a missing file is created.
+
+        `model` is the hash of a bundle and `bundle` its name in messages. Raises UsageError if the embeddings in the
+        gallery were computed by another model.
+        """
         path = Path(path)
         if path.exists() and not path.is_file():
             raise UsageError(f"Gallery must be a file, got {str(path)!r}.")
         if not path.exists() and width is None:
             raise UsageError(
-                f"Gallery must be a file that exists, got {str(path)!r}. `vitrail faces enroll` makes one."
+                f"Gallery must be a file that exists, got {str(path)!r}. `vitrail faces enroll` creates one."
             )
         if not path.exists():
             create_private(path)
@@ -108,10 +124,12 @@ class Gallery:
 
     @classmethod
     def check(cls, path: Path, *, model: str, bundle: str) -> None:
-        """Refuse early what `open` with a width would refuse. A file that does not exist, or that a program was making
-        when it was killed, is not refused."""
+        """Raise the errors that `open` with a width would raise, without creating or changing the file.
+
+        Missing files, and unfinished files of a program that was killed while it created them, are accepted.
+        """
         if path.is_file():
-            with contextlib.closing(cls(path)) as gallery, gallery._connection.told():
+            with contextlib.closing(cls(path)) as gallery, gallery._connection.converted_errors():
                 if gallery._is_unfinished():
                     return
         if path.exists():
@@ -124,61 +142,63 @@ class Gallery:
         self.close()
 
     def close(self) -> None:
-        """Close the file. The last program to do so writes the journal into it."""
+        """Close the file. The last program that closes it merges the journal into it."""
         self._connection.close()
 
     @property
     def model(self) -> str:
-        """Hash of the bundle that its embeddings are of."""
-        return self._about("model")
+        """Hash of the bundle that computed the embeddings."""
+        return self._read_about("model")
 
     @property
     def bundle(self) -> str:
-        """What that bundle was called."""
-        return self._about("bundle")
+        """Path or name of the bundle when the gallery was created."""
+        return self._read_about("bundle")
 
     def people(self) -> dict[str, int]:
-        """How many images each person has, by name."""
-        with self._connection.told():
+        """Return the number of images of each person, by name."""
+        with self._connection.converted_errors():
             query = "SELECT name, count(template.id) FROM person LEFT JOIN template ON person = person.id"
-            found = dict(self._connection.execute(f"{query} GROUP BY person.id ORDER BY name"))
-        self._check_names(found)
-        return found
+            counts = dict(self._connection.execute(f"{query} GROUP BY person.id ORDER BY name"))
+        self._check_names(counts)
+        return counts
 
     def sources(self) -> dict[str, str]:
-        """The name of the person in each image, by the SHA-256 of the image."""
-        with self._connection.told():
+        """Return the name of the person in each image, by the SHA-256 of the image."""
+        with self._connection.converted_errors():
             query = "SELECT source, name FROM template JOIN person ON person = person.id"
-            found = dict(self._connection.execute(query))
-        self._check_names(found.values())
-        return found
+            names = dict(self._connection.execute(query))
+        self._check_names(names.values())
+        return names
 
     def enroll(self, name: str, vectors_ND: np.ndarray, sources: Sequence[str]) -> int:
-        """Add images of a person, who may be known already, all of them or none. Returns how many are new: those that
-        the person has already are left out. An image of somebody else is refused.
+        """Add images of a new or enrolled person in one transaction. Return the number of new images.
 
-        The threshold of identification is dropped, because it depends on who is enrolled.
+        Images that the person already has are skipped. Raises UsageError if an image is enrolled for another person.
+        New images remove the threshold of `identify`, because it depends on the enrolled people.
         """
-        name, width = plain_name(name), self._number("width")
+        name, width = plain_name(name), self._read_count("width")
         if vectors_ND.shape != (len(sources), width):
             raise UsageError(f"Embeddings must have shape {(len(sources), width)}, got {vectors_ND.shape}.")
         if not _are_units(vectors_ND):
             raise UsageError("Embeddings must be unit vectors, got one of another length.")
         find = "SELECT name FROM template JOIN person ON person = person.id WHERE source = ?"
         with self._writing():
-            known = {
+            enrolled = {
                 source: row[0] for source in sources if (row := self._connection.execute(find, (source,)).fetchone())
             }
-            if taken := [other for other in known.values() if other != name]:
-                raise UsageError(f"Image must be of one person, got one of {name!r} that is enrolled as {taken[0]!r}.")
-            new = {source: row for row, source in enumerate(sources) if source not in known}
+            if other_names := [enrolled_name for enrolled_name in enrolled.values() if enrolled_name != name]:
+                raise UsageError(
+                    f"Image must be of one person, got one of {name!r} that is enrolled as {other_names[0]!r}."
+                )
+            new = {source: index for index, source in enumerate(sources) if source not in enrolled}
             if not new:
                 return 0
-            self._add(name, {source: vectors_ND[row] for source, row in new.items()})
+            self._insert_images(name, {source: vectors_ND[index] for source, index in new.items()})
         return len(new)
 
-    def _add(self, name: str, vectors: Mapping[str, np.ndarray]) -> None:
-        """Write images of a person by their hashes, within a transaction."""
+    def _insert_images(self, name: str, vectors: Mapping[str, np.ndarray]) -> None:
+        """Insert the embeddings of a person's images, by the hash of the image. Must run within a transaction."""
         self._connection.execute("INSERT OR IGNORE INTO person (name) VALUES (?)", (name,))
         (person,) = self._connection.execute("SELECT id FROM person WHERE name = ?", (name,)).fetchone()
         for source, vector_D in vectors.items():
@@ -187,37 +207,39 @@ class Gallery:
                 "INSERT INTO template (person, source, vector, digest) VALUES (?, ?, ?, ?)",
                 (person, source, vector, _digest(self.model, name, source, vector)),
             )
-        self._count_change(len(vectors))
+        self._record_change(len(vectors))
 
     def remove(self, name: str) -> bool:
-        """Remove a person and every trace of them from the file and its journal. If a removal was interrupted before
-        that, the same call ends it; False if the name was gone already.
+        """Remove a person and every trace of them from the file and its journal.
 
-        `secure_delete` overwrites what is deleted, but copies stay where SQLite once moved an entry from one page to
-        another; so all that is left is written anew (VACUUM), and the journal is emptied.
+        Returns False if the person was already removed and this call only erased the traces that an interrupted removal
+        had left. Raises VitrailError if the traces cannot be erased now.
+
+        SQLite's `secure_delete` overwrites deleted entries, but not the copies that remain where SQLite once moved an
+        entry to another page. Therefore the file is rewritten (VACUUM) and the journal emptied.
         """
         name = plain_name(name)
         with self._writing():
-            self._check_entries()  # an entry that has lost its person would stay
-            found = self._connection.execute("SELECT id FROM person WHERE name = ?", (name,)).fetchone()
-            if found is None and self._about("traces") == _NONE:
-                near = did_you_mean(name, list(self.people()))
-                raise UsageError(f"Name must be one that is enrolled in {str(self.path)!r}, got {name!r}.{near}")
-            if found is not None:
-                images = self._connection.execute("DELETE FROM template WHERE person = ?", found).rowcount
-                self._connection.execute("DELETE FROM person WHERE id = ?", found)
-                self._count_change(-images)
-                self._state("traces", f"left by change {self.changes}")
-        if reason := self._rewrite():
+            self._check_integrity()  # an embedding without its person would not be deleted
+            row = self._connection.execute("SELECT id FROM person WHERE name = ?", (name,)).fetchone()
+            if row is None and self._read_about("traces") == _NONE:
+                suggestion = did_you_mean(name, list(self.people()))
+                raise UsageError(f"Name must be one that is enrolled in {str(self.path)!r}, got {name!r}.{suggestion}")
+            if row is not None:
+                images = self._connection.execute("DELETE FROM template WHERE person = ?", row).rowcount
+                self._connection.execute("DELETE FROM person WHERE id = ?", row)
+                self._record_change(-images)
+                self._write_about("traces", f"left by change {self.changes}")
+        if reason := self._rewrite_file():
             raise VitrailError(
-                f"{name!r} is removed, but traces remain in {str(self.path)!r} ({reason}): make room, or let the other"
-                " program end, then give the same command again."
+                f"{name!r} is removed, but traces remain in {str(self.path)!r} ({reason}). Free disk space, or wait"
+                " until the other program has ended; then run the same command again."
             )
-        return found is not None
+        return row is not None
 
     def calibration(self, task: str) -> Calibration | None:
-        """The threshold of `verify` or `identify`, if one was set and is still valid."""
-        if (value := self._about(task)) == _NONE:
+        """Return the calibrated threshold of `verify` or `identify`; None if there is none or it was removed."""
+        if (value := self._read_about(task)) == _NONE:
             return None
         digest, _, document = value.partition(" ")
         try:
@@ -231,21 +253,21 @@ class Gallery:
 
     @property
     def changes(self) -> int:
-        """How often people were enrolled or removed."""
-        return self._number("changes")
+        """Number of enrolments and removals so far."""
+        return self._read_count("changes")
 
-    def calibrate(self, found: dict[str, Calibration], changes: int) -> None:
-        """Set thresholds by task; refused if there were more `changes` since they were found."""
+    def calibrate(self, calibrations: dict[str, Calibration], changes: int) -> None:
+        """Store thresholds by task. Raises VitrailError if the gallery has had other `changes` since calibration."""
         with self._writing():
             if self.changes != changes:
-                raise VitrailError(f"{str(self.path)!r} has been changed meanwhile. Calibrate again.")
-            for task, one in found.items():
-                document = json.dumps(one.to_json(), sort_keys=True)
-                self._state(task, f"{_digest(self.model, task, document).hex()} {document}")
+                raise VitrailError(f"{str(self.path)!r} was changed during calibration. Calibrate again.")
+            for task, calibration in calibrations.items():
+                document = json.dumps(calibration.to_json(), sort_keys=True)
+                self._write_about(task, f"{_digest(self.model, task, document).hex()} {document}")
 
     def index(self) -> Index:
-        """Everybody, to search in. It stays as it is while the gallery changes."""
-        rows, width = self._entries(), self._number("width")
+        """Read all people into memory, for searching. The index does not follow later changes of the gallery."""
+        rows, width = self._read_entries(), self._read_count("width")
         if any(not isinstance(vector, bytes) or len(vector) != 4 * width for _, _, vector in rows):
             raise CorruptFileError(path=self.path, cause="is damaged: an embedding has a wrong length")
         people, names = [person for person, _, _ in rows], dict.fromkeys((person, name) for person, name, _ in rows)
@@ -256,38 +278,41 @@ class Gallery:
         _, starts = np.unique(np.array(people, np.int64), return_index=True)
         return Index(tuple(name for _, name in names), mean_templates(vectors, starts))
 
-    def _entries(self) -> list[tuple[int, str, bytes]]:
-        """The number and the name of a person, and an embedding, for every image, sorted by person: none is missing,
-        and each is as it was enrolled."""
+    def _read_entries(self) -> list[tuple[int, str, bytes]]:
+        """Return the id and name of the person and the embedding of every image, sorted by person.
+
+        Raises CorruptFileError if an entry is missing or its hash is wrong.
+        """
         with self.reading():
             query = "SELECT person.id, name, source, vector, digest FROM template JOIN person ON person = person.id"
             rows = self._connection.execute(f"{query} ORDER BY person.id").fetchall()
-            model, images = self.model, self._number("images")
+            model, images = self.model, self._read_count("images")
         self._check_names(name for _, name, *_ in rows)
         if len({source for _, _, source, *_ in rows}) != images or any(
             digest != _digest(model, name, source, vector) for _, name, source, vector, digest in rows
         ):
-            raise CorruptFileError(path=self.path, cause=_CHANGED, advice=RESTORE)
+            raise CorruptFileError(path=self.path, cause=_CHANGED_ENTRIES, advice=RESTORE_ADVICE)
         return [(person, name, vector) for person, name, _, vector, _ in rows]
 
-    def _check_entries(self) -> None:
-        """Refuse a file of which a part is not as it was written."""
-        self._entries()
+    def _check_integrity(self) -> None:
+        """Raise CorruptFileError if an entry or a page of the file is corrupt."""
+        self._read_entries()
         self._connection.check_pages("integrity_check")
 
     def _prepare(self, model: str | None, bundle: str, width: int | None) -> None:
-        with self._connection.told():
+        """Apply SQLite settings, create the tables of a new file, and check format, structure, model and width."""
+        with self._connection.converted_errors():
             for setting in ("synchronous = FULL", "secure_delete = ON", "foreign_keys = ON", "temp_store = MEMORY"):
                 self._connection.execute(f"PRAGMA {setting}")
             if width is not None and self._is_unfinished():
-                self._connection.execute(f"PRAGMA page_size = {_PAGE}")
+                self._connection.execute(f"PRAGMA page_size = {_PAGE_SIZE}")
                 self._connection.execute("PRAGMA journal_mode = WAL")
-                self._create(model or "", bundle, width)
-            application, version = (
+                self._create_tables(model or "", bundle, width)
+            application_id, version = (
                 self._connection.execute(f"PRAGMA {key}").fetchone()[0] for key in ("application_id", "user_version")
             )
-        if application != _APPLICATION:
-            raise UsageError(foreign(self.path))
+        if application_id != _APPLICATION_ID:
+            raise not_a_gallery(self.path)
         if version > FORMAT:
             raise VitrailError(
                 f"{str(self.path)!r} has format {version}; this vitrail reads up to {FORMAT}. Upgrade vitrail."
@@ -296,53 +321,55 @@ class Gallery:
             raise CorruptFileError(path=self.path, cause=f"is damaged: its format is {version}")
         if version < FORMAT:
             raise VitrailError(
-                f"{str(self.path)!r} has format {version}, in which damage is not noticed. Enroll its people into a new"
-                " gallery."
+                f"{str(self.path)!r} has format {version}, in which corruption is not detected. Enroll its people"
+                " into a new gallery."
             )
         self._connection.check_structure()
         if model is not None and model != self.model:
             raise UsageError(
-                f"Gallery must be used with the bundle that it was made with ({self.bundle}, hash {self.model[:12]}),"
-                f" got {bundle} ({model[:12]}): embeddings of two models, or of aligned and other faces, cannot be"
-                " compared."
+                f"Gallery must be used with the bundle that it was created with ({self.bundle}, hash"
+                f" {self.model[:12]}), got {bundle} ({model[:12]}). Embeddings of two models, or of aligned and"
+                " unaligned faces, cannot be compared."
             )
-        if width is not None and width != self._number("width"):
+        if width is not None and width != self._read_count("width"):
             raise CorruptFileError(
                 path=self.path, cause=f"is damaged: it does not state the width of its model, {width}"
             )
 
     def _is_unfinished(self) -> bool:
-        """Whether the file is empty, or a program was killed before it made the tables."""
-        # Not count(*): SQLite counts in one instruction, which nothing can interrupt.
+        """Return whether the file is empty, or a program was killed before it created the tables."""
+        # Not count(*): SQLite counts in a single instruction, which cannot be interrupted.
         entry = self._connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
-        (application,) = self._connection.execute("PRAGMA application_id").fetchone()
-        return (entry, application) == (None, 0)
+        (application_id,) = self._connection.execute("PRAGMA application_id").fetchone()
+        return (entry, application_id) == (None, 0)
 
-    def _create(self, model: str, bundle: str, width: int) -> None:
+    def _create_tables(self, model: str, bundle: str, width: int) -> None:
         with self._writing():
-            if not self._is_unfinished():  # another program was faster
+            if not self._is_unfinished():  # another program has created them meanwhile
                 return
             for statement in filter(str.strip, SCHEMA.split(";")):
                 self._connection.execute(statement)
             about = {"model": model, "bundle": escape_surrogates(bundle), "width": str(width)}
             about |= {"images": "0", "changes": "0", "traces": _NONE, **dict.fromkeys(TASKS, _NONE)}
             self._connection.executemany("INSERT INTO about VALUES (?, ?)", about.items())
-            self._connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            self._connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             self._connection.execute(f"PRAGMA user_version = {FORMAT}")
 
-    def _about(self, key: str) -> str:
-        with self._connection.told():
+    def _read_about(self, key: str) -> str:
+        """Return a value of the table `about`."""
+        with self._connection.converted_errors():
             row = self._connection.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
         if row is None or not isinstance(row[0], str):
             raise CorruptFileError(path=self.path, cause=f"is damaged: it does not state its {key}")
         return row[0]
 
-    def _state(self, key: str, value: str) -> None:
-        """Change what `_about` reads, within a transaction."""
+    def _write_about(self, key: str, value: str) -> None:
+        """Change a value of the table `about`. Must run within a transaction."""
         self._connection.execute("UPDATE about SET value = ? WHERE key = ?", (value, key))
 
-    def _number(self, key: str) -> int:
-        text = self._about(key)
+    def _read_count(self, key: str) -> int:
+        """Return a number of the table `about`."""
+        text = self._read_about(key)
         if not re.fullmatch("[0-9]{1,9}", text) or (key == "width" and int(text) < 1):
             raise CorruptFileError(path=self.path, cause=f"is damaged: its {key} cannot be {text[:20]!r}")
         return int(text)
@@ -352,20 +379,22 @@ class Gallery:
             if not isinstance(name, str) or not name.isprintable():
                 raise CorruptFileError(path=self.path, cause="is damaged: a name is not printable text")
 
-    def _count_change(self, images: int) -> None:
-        """Within a transaction that adds so many images: the threshold of identification depended on who was
-        enrolled."""
-        self._state("identify", _NONE)
-        for key, more in (("changes", 1), ("images", images)):
-            self._state(key, str(self._number(key) + more))
+    def _record_change(self, images: int) -> None:
+        """Count a change that adds (or, if negative, removes) images. Must run within the transaction of the change.
+
+        Also removes the threshold of `identify`, which depends on the enrolled people.
+        """
+        self._write_about("identify", _NONE)
+        for key, increment in (("changes", 1), ("images", images)):
+            self._write_about(key, str(self._read_count(key) + increment))
 
     @contextlib.contextmanager
     def reading(self) -> Generator[None]:
-        """All that is read in the block is of one moment, whatever other programs write meanwhile."""
-        if self._connection.in_transaction:  # of which it is a part
+        """Read transaction: all reads in the block see one state of the gallery, also if other programs write."""
+        if self._connection.in_transaction:  # the block becomes part of it
             yield
             return
-        with self._connection.told():
+        with self._connection.converted_errors():
             self._connection.execute("BEGIN")
             try:
                 yield
@@ -374,8 +403,8 @@ class Gallery:
 
     @contextlib.contextmanager
     def _writing(self) -> Generator[None]:
-        """A transaction: all of it is on disk at the end of the block, or nothing is changed."""
-        with self._connection.told():
+        """Write transaction: committed to disk at the end of the block, or rolled back if the block raises."""
+        with self._connection.converted_errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -385,37 +414,41 @@ class Gallery:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    def _rewrite(self) -> str | None:
-        """Write all that the file should hold anew, which takes as much room again, and empty its journal. Returns the
-        reason if that is not possible now."""
-        traces = self._about("traces")
-        with self._connection.told():
+    def _rewrite_file(self) -> str | None:
+        """Rewrite the file without traces of removed people, and empty its journal.
+
+        Needs free disk space for a second copy. Returns None if done, or the reason why it is not possible now.
+        """
+        traces = self._read_about("traces")
+        with self._connection.converted_errors():
             try:
                 self._connection.execute("VACUUM")
                 if reason := self._empty_journal():
                     return reason
-                # Unless another program has removed somebody else meanwhile.
-                done = "UPDATE about SET value = ? WHERE key = 'traces' AND value = ?"
-                self._connection.execute(done, (_NONE, traces))
+                # The condition fails if another program has removed another person meanwhile.
+                update = "UPDATE about SET value = ? WHERE key = 'traces' AND value = ?"
+                self._connection.execute(update, (_NONE, traces))
             except sqlite3.OperationalError as error:
-                if (code := error.sqlite_errorcode & 0xFF) not in (*BUSY, *NO_ROOM):
+                if (code := error.sqlite_errorcode & 0xFF) not in (*BUSY, *DISK_FULL):
                     raise
-                return str(error) if code in NO_ROOM else in_use()
+                return str(error) if code in DISK_FULL else describe_use_by_another()
         return None
 
     def _empty_journal(self) -> str | None:
+        """Merge the journal into the file and empty it. Returns None if done, or the reason why it is not possible."""
         busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return in_use() if busy else None
+        return describe_use_by_another() if busy else None
 
 
 def _digest(*parts: str | bytes) -> bytes:
-    """SHA-256 of several parts: their lengths keep what moves from one to the next from going unnoticed."""
-    some = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
-    return hashlib.sha256(b"".join([",".join(str(len(part)) for part in some).encode(), b":", *some])).digest()
+    """Return the SHA-256 of several parts and their lengths, so that no other division into parts has the same hash."""
+    contents = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
+    lengths = ",".join(str(len(content)) for content in contents)
+    return hashlib.sha256(b"".join([lengths.encode(), b":", *contents])).digest()
 
 
 def _are_units(vectors_ND: np.ndarray) -> bool:
     return bool(np.allclose(np.einsum("nd,nd->n", vectors_ND, vectors_ND), 1, atol=1e-3))
 
 
-_CHANGED = "is damaged: its entries are not as they were written"
+_CHANGED_ENTRIES = "is damaged: its entries are not as they were written"

@@ -1,4 +1,4 @@
-"""People as DATA: one folder a person, split by people, so that those of one split are strangers to the others."""
+"""Data sets of faces with one folder per person, and splits by person: nobody has images in two splits."""
 
 import dataclasses
 from pathlib import Path
@@ -16,12 +16,12 @@ from vitrail.faces.align import SIDE
 from vitrail.faces.embed import Aligner
 from vitrail.faces.gallery import composed
 
-_MOST_BYTES = 2**32  # of aligned faces in memory
-_FEWEST = 2  # people of a split: fewer have no pair of strangers
+_MAX_BYTES = 2**32  # of aligned faces in memory
+_MIN_PEOPLE = 2  # in a split: with fewer, there are no impostor pairs
 
 
 def open_people(data: str | Path) -> tuple[Dataset, Split]:
-    """All images of DATA as one split, labelled by person."""
+    """Open DATA, folders of people, and return it with its only split. Raises UsageError if it has several splits."""
     dataset = open_data(data)
     dataset.check_one_label("Faces")
     parts = list(dataset.splits.values())
@@ -34,102 +34,115 @@ def open_people(data: str | Path) -> tuple[Dataset, Split]:
 
 
 def merge_spellings(dataset: Dataset, split: Split) -> tuple[Dataset, Split]:
-    """The data set with this split alone, where names that differ only in how Unicode spells them are one person, who
-    would else be on both sides of a split."""
+    """Return the data set with only this split, where names that are equal in Unicode's NFC are one person.
+
+    Otherwise, images of one person in two spellings could be in two splits.
+    """
     labels = tuple(sorted({composed(name) for name in dataset.labels}))
-    number = {name: at for at, name in enumerate(labels)}
-    place = np.array([number[composed(name)] for name in dataset.labels])
-    merged, notes = dataclasses.replace(split, labels=place[split.labels]), dataset.notes
-    if twice := len(dataset.labels) - len(labels):
-        notes += (f"names that are another one in a second spelling of Unicode: {twice:,} of {len(dataset.labels):,}",)
+    index_of = {name: index for index, name in enumerate(labels)}
+    new_labels = np.array([index_of[composed(name)] for name in dataset.labels])
+    merged, notes = dataclasses.replace(split, labels=new_labels[split.labels]), dataset.notes
+    if duplicates := len(dataset.labels) - len(labels):
+        notes += (
+            f"names merged with an equal name in another Unicode form: {duplicates:,} of {len(dataset.labels):,}",
+        )
     return dataclasses.replace(dataset, labels=labels, splits={split.name: merged}, notes=notes), merged
 
 
-def read_people(path: str | Path, known: tuple[str, ...]) -> list[str]:
-    """Names of people from a file, one a line, as `known` spells them."""
+def read_people(path: str | Path, labels: tuple[str, ...]) -> list[str]:
+    """Read names of people from a text file, one per line, and return them as they are spelled in `labels`.
+
+    Raises UsageError for a name that is not in `labels`.
+    """
     lines = read_text(path, "People").splitlines()
     names = [composed(line.strip()) for line in lines if line.strip()]
-    spelled: dict[str, list[str]] = {}
-    for name in known:
-        spelled.setdefault(composed(name), []).append(name)
+    spellings: dict[str, list[str]] = {}
+    for name in labels:
+        spellings.setdefault(composed(name), []).append(name)
     for name in names:
-        if name not in spelled:
-            like = did_you_mean(name, known)
-            raise UsageError(f"People must be folders of DATA, got {name!r} in {str(path)!r}.{like}")
+        if name not in spellings:
+            suggestion = did_you_mean(name, labels)
+            raise UsageError(f"People must be folders of DATA, got {name!r} in {str(path)!r}.{suggestion}")
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"People must be named once, got {twice!r} twice in {str(path)!r}.")
-    return [one for name in names for one in spelled[name]]
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"People must be named once, got {duplicate!r} twice in {str(path)!r}.")
+    return [label for name in names for label in spellings[name]]
 
 
-def take_people(dataset: Dataset, split: Split, names: list[str]) -> tuple[tuple[str, ...], Split]:
-    """The images of some people, whose labels count from 0 in the order of their names."""
-    chosen = sorted(names)
-    number = {dataset.labels.index(name): at for at, name in enumerate(chosen)}
-    indices = np.flatnonzero(np.isin(split.labels, list(number)))
-    taken = split.select(indices)
-    return tuple(chosen), dataclasses.replace(taken, labels=np.array([number[label] for label in taken.labels]))
+def select_people(dataset: Dataset, split: Split, names: list[str]) -> Split:
+    """Return the images of the people with these names. Their labels count from 0 in the order of the sorted names."""
+    new_label = {dataset.labels.index(name): label for label, name in enumerate(sorted(names))}
+    selected = split.select(np.flatnonzero(np.isin(split.labels, list(new_label))))
+    return dataclasses.replace(selected, labels=np.array([new_label[label] for label in selected.labels]))
 
 
 def split_people(
     data: str | Path, *, people: str | Path | None, test: float, validation: float, seed: int
 ) -> tuple[Dataset, list[str], list[str]]:
-    """Train, val and test of people who are strangers to each other, the names of those in val, and notes.
+    """Split DATA by person. Return the data set with train, val and test, the names of the people in val, and notes.
 
-    The people of the file `people` are for training, all others are the test; without a file, a share `test` of all
-    people is drawn. Of the people for training, a share `validation` is held out: choices are made by them. The labels
-    of the data set are those of the people who are trained on; others count on from there.
+    The people in the file `people` are used for training and all others for the test. Without a file, the people of the
+    test are drawn at random, a share `test`. A share `validation` of the people for training is held out to select
+    weights and settings. The labels of the data set are the people of train; the labels of val and test continue the
+    count.
     """
     Bounds(0, 0.9).check("test", test)
     Bounds(0, 0.9).check("validation", validation)
-    dataset, every = merge_spellings(*open_people(data))
-    present = [dataset.labels[index] for index in np.unique(every.labels)]
+    dataset, images = merge_spellings(*open_people(data))
+    present = [dataset.labels[index] for index in np.unique(images.labels)]
     if people is not None:
-        own = read_people(people, dataset.labels)
-        strangers = sorted(set(present) - set(own))
+        trained = read_people(people, dataset.labels)
+        tested = sorted(set(present) - set(trained))
     else:
-        strangers, own = _draw(present, test, seed, stream="people of the test")
-    held_out, own = _draw(own, validation, seed, stream="people held out")
-    for what, names in (("trained on", own), ("held out", held_out), ("tested", strangers)):
-        if (names and len(names) < _FEWEST) or (what == "trained on" and not names):
-            raise UsageError(f"People that are {what} must be at least {_FEWEST}, got {len(names)} of {len(present)}.")
-    parts, first = {}, 0
-    for name, some in (("train", own), ("val", held_out), ("test", strangers)):
-        if some:
-            _, part = take_people(dataset, every, some)
-            if name != "train" and np.bincount(part.labels).max() < 2:
+        tested, trained = _draw_people(present, test, seed, stream="people of the test")
+    held_out, trained = _draw_people(trained, validation, seed, stream="people held out")
+    for use, names in (("for training", trained), ("held out", held_out), ("for the test", tested)):
+        if (names and len(names) < _MIN_PEOPLE) or (use == "for training" and not names):
+            raise UsageError(f"People {use} must be at least {_MIN_PEOPLE}, got {len(names)} of {len(present)}.")
+    splits, first_label = {}, 0
+    for split_name, names in (("train", trained), ("val", held_out), ("test", tested)):
+        if names:
+            split = select_people(dataset, images, names)
+            if split_name != "train" and np.bincount(split.labels).max() < 2:
                 raise UsageError(
-                    f"Some person of the {name} split must have two images, got one of each: no pair to judge."
+                    f"At least one person of the {split_name} split must have two images, got one image of each person."
+                    " Add images: error rates need genuine pairs."
                 )
-            parts[name] = dataclasses.replace(part, name=name, labels=part.labels + first)
-            first += len(some)
-    notes = [f"people: {len(own)} to train on, {len(held_out)} held out, {len(strangers)} for the test; none is in two"]
-    return dataclasses.replace(dataset, labels=tuple(sorted(own)), splits=parts, folders={}), held_out, notes
+            splits[split_name] = dataclasses.replace(split, name=split_name, labels=split.labels + first_label)
+            first_label += len(names)
+    notes = [
+        f"people: {len(trained)} for training, {len(held_out)} held out, {len(tested)} for the test;"
+        " nobody is in two splits"
+    ]
+    return dataclasses.replace(dataset, labels=tuple(sorted(trained)), splits=splits, folders={}), held_out, notes
 
 
 def name_splits(data: str | Path, people: str | Path) -> Dataset:
-    """DATA with its own labels: the people of the file as train, all others as test."""
-    dataset, every = open_people(data)
-    own = read_people(people, dataset.labels)
-    if len(own) < _FEWEST or len(dataset.labels) - len(own) == 1:
+    """Return DATA, folders of people, with two splits: train has the people in the file, test all others.
+
+    Unlike `split_people`, all people keep their labels, and spellings are not merged.
+    """
+    dataset, images = open_people(data)
+    trained = read_people(people, dataset.labels)
+    if len(trained) < _MIN_PEOPLE or len(dataset.labels) - len(trained) == 1:
         raise UsageError(
-            f"People must name at least {_FEWEST} to train on and leave none or {_FEWEST} for the test, got"
-            f" {len(own)} of {len(dataset.labels)} in {str(people)!r}."
+            f"People must name at least {_MIN_PEOPLE} for training and leave none or {_MIN_PEOPLE} for the test, got"
+            f" {len(trained)} of {len(dataset.labels)} in {str(people)!r}."
         )
-    is_own = np.isin(every.labels, [dataset.labels.index(name) for name in own])
-    rows = {"train": np.flatnonzero(is_own), "test": np.flatnonzero(~is_own)}
+    is_trained = np.isin(images.labels, [dataset.labels.index(name) for name in trained])
+    rows = {"train": np.flatnonzero(is_trained), "test": np.flatnonzero(~is_trained)}
     return dataclasses.replace(
-        dataset, splits={name: every.select(indices, name) for name, indices in rows.items() if len(indices)}
+        dataset, splits={name: images.select(indices, name) for name, indices in rows.items() if len(indices)}
     )
 
 
 def align_people(dataset: Dataset, landmarks: str | Path, preprocess: Preprocess) -> Dataset:
-    """The data set with every face aligned by the landmarks of a file, in memory."""
+    """Return the data set with all faces aligned by the landmarks in a file, as arrays in memory."""
     count = sum(map(len, dataset.splits.values()))
     if dataset.first_split.in_memory is not None:
         raise UsageError(f"Landmarks must go with image files, got images in memory in {dataset.name!r}.")
-    if count * SIDE * SIDE * preprocess.channels > _MOST_BYTES:
-        raise UsageError(f"Aligned faces must fit into {_MOST_BYTES // 2**30} GiB of memory, got {count:,} images.")
+    if count * SIDE * SIDE * preprocess.channels > _MAX_BYTES:
+        raise UsageError(f"Aligned faces must fit into {_MAX_BYTES // 2**30} GiB of memory, got {count:,} images.")
     aligner, splits = Aligner(Path(landmarks), [dataset.root]), {}
     for name, split in dataset.splits.items():
         faces = [np.asarray(aligner(preprocess.read(path), path)).reshape(SIDE, SIDE, -1) for path in split.images]
@@ -137,11 +150,11 @@ def align_people(dataset: Dataset, landmarks: str | Path, preprocess: Preprocess
     return dataclasses.replace(dataset, splits=splits)
 
 
-def _draw(names: list[str], share: float, seed: int, *, stream: str) -> tuple[list[str], list[str]]:
-    """A share of the people, rounded, at least two unless it is 0, and the others."""
+def _draw_people(names: list[str], share: float, seed: int, *, stream: str) -> tuple[list[str], list[str]]:
+    """Draw a share of the people at random, at least two unless the share is 0. Return their names and the rest."""
     if not share:
         return [], sorted(names)
     keys = rng.bits(seed, np.arange(len(names)), stream=stream)
     order = [sorted(names)[index] for index in np.argsort(keys, kind="stable")]
-    count = max(round(share * len(names)), _FEWEST)
+    count = max(round(share * len(names)), _MIN_PEOPLE)
     return sorted(order[:count]), sorted(order[count:])

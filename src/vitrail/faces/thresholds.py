@@ -1,4 +1,4 @@
-"""Thresholds for a demanded false-accept rate, from scores of people who are not the same."""
+"""Thresholds for a requested false-accept rate (FAR), calibrated on scores of impostors."""
 
 import dataclasses
 import math
@@ -14,50 +14,55 @@ from vitrail.evaluation.verification_metrics import SUPPORT
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """A threshold, and what is known of its errors. It is kept in a gallery."""
+    """A calibrated threshold and its measured error rate, as stored in a gallery."""
 
     far: float
-    """The rate that was demanded."""
+    """The requested false-accept rate."""
     threshold: float
-    """Scores of at least this are accepted."""
+    """Lowest score that is accepted."""
     errors: int
-    """How many of the `trials` it accepts, though none should be."""
+    """Number of false accepts among the `trials`."""
     trials: int
+    """Number of impostor pairs (`verify`), or of images of people who are not enrolled (`identify`)."""
     interval: tuple[float, float]
-    """95 % interval (Clopper and Pearson) of the rate of errors."""
+    """95 % Clopper-Pearson interval of the false-accept rate."""
     people: int
-    """How many people the trials come from."""
+    """Number of people in the calibration data."""
     data: str
-    """Where they come from."""
+    """Path or name of the calibration data."""
     gallery_people: int | None = None
-    """How many people are enrolled, on which the rate depends: of identification alone."""
+    """Number of enrolled people, on which the rate of `identify` depends; None for `verify`."""
     tar: float | None = None
-    """Share of the genuine pairs of the same data that it accepts, if there are any: of verification alone."""
+    """True-accept rate on the genuine pairs of the same data; None for `identify` and without genuine pairs."""
 
     def to_json(self) -> dict[str, Any]:
-        """As `from_json` takes it."""
+        """Return the JSON document that `from_json` reads."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Self:
-        """The calibration of a document; TypeError, KeyError or ValueError if it is none."""
+        """Return the calibration in a JSON document. Raises TypeError, KeyError or ValueError if it is not valid."""
         low, high = document["interval"]
-        others: dict[str, Any] = {key: value for key, value in document.items() if key != "interval"}
-        found = cls(**others, interval=(low, high))
-        rates = (found.far, found.threshold, low, high, 0 if found.tar is None else found.tar)
-        counts = (found.errors, found.trials, found.people, 0 if found.gallery_people is None else found.gallery_people)
+        fields: dict[str, Any] = {key: value for key, value in document.items() if key != "interval"}
+        calibration = cls(**fields, interval=(low, high))
+        rates = (calibration.far, calibration.threshold, low, high, 0 if calibration.tar is None else calibration.tar)
+        counts = (
+            calibration.errors,
+            calibration.trials,
+            calibration.people,
+            0 if calibration.gallery_people is None else calibration.gallery_people,
+        )
         if (
-            not all(type(rate) in (int, float) and -2 < rate < 2 for rate in rates)  # NaN is not, either
+            not all(type(rate) in (int, float) and -2 < rate < 2 for rate in rates)  # False for NaN
             or not all(type(count) is int and 0 <= count < 2**63 for count in counts)
-            or type(found.data) is not str
+            or type(calibration.data) is not str
         ):
             raise ValueError(document)
-        return found
+        return calibration
 
 
 def clopper_pearson(errors: int, trials: int, level: float = 0.05) -> tuple[float, float]:
-    """The exact interval of a proportion: ends beyond which so few errors, or so many, have a probability of less than
-    half of `level`."""
+    """Return the exact (Clopper-Pearson) confidence interval of a proportion, with coverage of at least 1 - `level`."""
 
     def quantile(share: float, a: float, b: float) -> float:
         low, high = 0.0, 1.0
@@ -72,41 +77,44 @@ def clopper_pearson(errors: int, trials: int, level: float = 0.05) -> tuple[floa
 
 
 def least_rate(trials: int) -> float:
-    """The lowest rate that so many trials can support; more than 1 if they support none."""
+    """Return the lowest error rate that can be measured with a number of trials; above 1 if none can be."""
     return SUPPORT / trials if trials else math.inf
 
 
-def check_rate(far: float, trials: int, what: str, unit: str) -> None:
-    """Refuse a rate that so many trials cannot support."""
+def check_rate(far: float, trials: int, task: str, unit: str) -> None:
+    """Raise UsageError if `trials` are too few to calibrate a threshold for a false-accept rate. `unit` names them."""
     if not 0 < far < 1:
         raise UsageError(f"--far must be above 0 and below 1, got {far:g}.")
     least = least_rate(trials)
     if far * (1 + 1e-9) < least:
-        can = f"at least {_rounded_up(least):g}" if least < 1 else "left out: no rate can be measured"
+        rule = f"at least {_round_up_to_two_digits(least):g}" if least < 1 else "left out: no rate can be measured"
         raise UsageError(
-            f"--far must be {can} for {what} with {trials:,} {unit} in DATA ({SUPPORT} errors or more are needed to"
+            f"--far must be {rule} for {task} with {trials:,} {unit} in DATA ({SUPPORT} errors or more are needed to"
             f" measure a rate), got {far:g}. Use more images of more people, or a higher rate."
         )
 
 
-def _rounded_up(rate: float) -> float:
-    """Two digits are enough, and never too few."""
+def _round_up_to_two_digits(rate: float) -> float:
     unit = 10.0 ** (math.floor(math.log10(rate)) - 1)
     return math.ceil(rate / unit - 1e-9) * unit
 
 
 def threshold_at(far: float, blocks: Iterable[np.ndarray], trials: int) -> tuple[float, int]:
-    """The lowest threshold between two scores that accepts at most a share `far` of the `trials`, whose scores come in
-    blocks; and how many it accepts. Only the highest scores are kept in memory."""
-    most = min(math.floor(far * trials * (1 + 1e-12)), trials - 1)  # one is refused, or there is no lowest threshold
+    """Return the lowest threshold that accepts at most a share `far` of impostor scores, and how many it accepts.
+
+    `trials` is the number of scores in all blocks. The threshold lies between two scores. Only the highest scores are
+    kept in memory.
+    """
+    # At least one score must be rejected: if all are accepted, every lower threshold accepts them, too.
+    max_accepted = min(math.floor(far * trials * (1 + 1e-12)), trials - 1)
     top = np.empty(0, np.float64)
     for block in blocks:
         top = np.concatenate([top, block.astype(np.float64)])
-        if len(top) > most + 1:
-            top = np.partition(top, len(top) - most - 1)[-most - 1 :]  # the next below tells where to cut
+        if len(top) > max_accepted + 1:  # also keep the highest rejected score: the threshold lies above it
+            top = np.partition(top, len(top) - max_accepted - 1)[-max_accepted - 1 :]
     top = np.sort(top)[::-1]
-    refused = top[most]
-    accepted = top[top > refused]
+    rejected = top[max_accepted]
+    accepted = top[top > rejected]
     if not len(accepted):
-        return float(np.nextafter(refused, np.inf)), 0
-    return float((accepted[-1] + refused) / 2), len(accepted)
+        return float(np.nextafter(rejected, np.inf)), 0
+    return float((accepted[-1] + rejected) / 2), len(accepted)
