@@ -1,4 +1,4 @@
-"""Images of every format with a few bytes changed: what Pillow refuses is refused, in one line and nowhere else."""
+"""Image files of every format with changed bytes: rejected exactly if Pillow rejects them, with a one-line error."""
 
 import io
 import json
@@ -16,96 +16,96 @@ from vitrail.data.preprocess import Preprocess
 COLOUR = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 6, 3), np.uint8)).resize(
     (24, 20), Image.Resampling.BICUBIC
 )
-GREY, PALETTE, CLEAR = COLOUR.convert("L"), COLOUR.quantize(16), COLOUR.convert("RGBA")
-CLEAR.putalpha(GREY)
-DEEP = Image.fromarray(np.asarray(GREY).astype(np.uint16) * 257)
-UPSIDE_DOWN = Image.Exif()
-UPSIDE_DOWN[0x0112] = 6
+GREY, PALETTE, TRANSPARENT = COLOUR.convert("L"), COLOUR.quantize(16), COLOUR.convert("RGBA")
+TRANSPARENT.putalpha(GREY)
+SIXTEEN_BITS = Image.fromarray(np.asarray(GREY).astype(np.uint16) * 257)
+TURNED = Image.Exif()
+TURNED[0x0112] = 6
 
 
-def encoded(image, form, **options):
+def encode(image, form, **options):
     file = io.BytesIO()
     image.save(file, format=form, **options)
     return file.getvalue()
 
 
-def originals():
-    """Small files of every format that is read, by an ending of their own."""
+def intact_files():
+    """Return the names and contents of small image files of every format that is read."""
     files = {
-        "base.jpg": encoded(COLOUR, "JPEG", exif=UPSIDE_DOWN),
-        "progressive.jpg": encoded(COLOUR, "JPEG", progressive=True),
-        "cmyk.jpg": encoded(COLOUR.convert("CMYK"), "JPEG"),
-        "two.mpo": encoded(COLOUR, "MPO", save_all=True, append_images=[COLOUR], exif=UPSIDE_DOWN),
-        "colour.png": encoded(COLOUR, "PNG", exif=UPSIDE_DOWN),
-        "palette.png": encoded(PALETTE, "PNG", transparency=3),
-        "shades.png": encoded(PALETTE, "PNG", transparency=bytes(range(16))),
-        "one-level.png": encoded(GREY, "PNG", transparency=77),
-        "grey-clear.png": encoded(CLEAR.convert("LA"), "PNG"),
-        "deep.png": encoded(DEEP, "PNG"),
-        "moving.png": encoded(CLEAR, "PNG", save_all=True, append_images=[CLEAR.rotate(90)]),
-        "moving.gif": encoded(PALETTE, "GIF", save_all=True, append_images=[PALETTE.rotate(90)], transparency=0),
-        "lossy.webp": encoded(COLOUR, "WEBP", exif=UPSIDE_DOWN),
-        "lossless.webp": encoded(CLEAR, "WEBP", lossless=True),
-        "moving.webp": encoded(CLEAR, "WEBP", save_all=True, append_images=[CLEAR.rotate(90)]),
-        "colour.bmp": encoded(COLOUR, "BMP"),
-        "palette.bmp": encoded(PALETTE, "BMP"),
-        "bits.bmp": encoded(GREY.convert("1"), "BMP"),
-        "grey.pgm": encoded(GREY, "PPM"),
-        "deep.pgm": encoded(DEEP, "PPM"),
-        "bits.pbm": encoded(GREY.convert("1"), "PPM"),
-        "plain.ppm": b"P3 3 2 255 " + b" ".join(b"%d" % (13 * place) for place in range(18)),
-        "clear.tif": encoded(CLEAR, "TIFF", exif=UPSIDE_DOWN),
-        "deep.tif": encoded(DEEP, "TIFF"),
-        "cmyk.tif": encoded(COLOUR.convert("CMYK"), "TIFF"),
-        "lab.tif": encoded(COLOUR.convert("LAB"), "TIFF"),
-        "palette.tif": encoded(PALETTE, "TIFF"),
+        "base.jpg": encode(COLOUR, "JPEG", exif=TURNED),
+        "progressive.jpg": encode(COLOUR, "JPEG", progressive=True),
+        "cmyk.jpg": encode(COLOUR.convert("CMYK"), "JPEG"),
+        "two.mpo": encode(COLOUR, "MPO", save_all=True, append_images=[COLOUR], exif=TURNED),
+        "colour.png": encode(COLOUR, "PNG", exif=TURNED),
+        "palette.png": encode(PALETTE, "PNG", transparency=3),
+        "shades.png": encode(PALETTE, "PNG", transparency=bytes(range(16))),
+        "one-level.png": encode(GREY, "PNG", transparency=77),
+        "grey-clear.png": encode(TRANSPARENT.convert("LA"), "PNG"),
+        "deep.png": encode(SIXTEEN_BITS, "PNG"),
+        "moving.png": encode(TRANSPARENT, "PNG", save_all=True, append_images=[TRANSPARENT.rotate(90)]),
+        "moving.gif": encode(PALETTE, "GIF", save_all=True, append_images=[PALETTE.rotate(90)], transparency=0),
+        "lossy.webp": encode(COLOUR, "WEBP", exif=TURNED),
+        "lossless.webp": encode(TRANSPARENT, "WEBP", lossless=True),
+        "moving.webp": encode(TRANSPARENT, "WEBP", save_all=True, append_images=[TRANSPARENT.rotate(90)]),
+        "colour.bmp": encode(COLOUR, "BMP"),
+        "palette.bmp": encode(PALETTE, "BMP"),
+        "bits.bmp": encode(GREY.convert("1"), "BMP"),
+        "grey.pgm": encode(GREY, "PPM"),
+        "deep.pgm": encode(SIXTEEN_BITS, "PPM"),
+        "bits.pbm": encode(GREY.convert("1"), "PPM"),
+        "plain.ppm": b"P3 3 2 255 " + b" ".join(b"%d" % (13 * index) for index in range(18)),
+        "clear.tif": encode(TRANSPARENT, "TIFF", exif=TURNED),
+        "deep.tif": encode(SIXTEEN_BITS, "TIFF"),
+        "cmyk.tif": encode(COLOUR.convert("CMYK"), "TIFF"),
+        "lab.tif": encode(COLOUR.convert("LAB"), "TIFF"),
+        "palette.tif": encode(PALETTE, "TIFF"),
     }
     if "AVIF" in Image.registered_extensions().values():
-        files["colour.avif"] = encoded(COLOUR, "AVIF")
+        files["colour.avif"] = encode(COLOUR, "AVIF")
     for compression in ("tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg", "zstd", "lzma"):
-        files[f"{compression}.tif"] = encoded(COLOUR, "TIFF", compression=compression)
+        files[f"{compression}.tif"] = encode(COLOUR, "TIFF", compression=compression)
     for compression in ("group3", "group4"):
-        files[f"{compression}.tif"] = encoded(GREY.convert("1"), "TIFF", compression=compression)
+        files[f"{compression}.tif"] = encode(GREY.convert("1"), "TIFF", compression=compression)
     return files
 
 
-def flipped(content, rng):
-    """One bit is another."""
-    place = int(rng.integers(8 * len(content)))
-    changed = bytearray(content)
-    changed[place // 8] ^= 1 << place % 8
-    return bytes(changed)
+def flip_bit(content, rng):
+    """Return the bytes with one flipped bit."""
+    position = int(rng.integers(8 * len(content)))
+    mutated = bytearray(content)
+    mutated[position // 8] ^= 1 << position % 8
+    return bytes(mutated)
 
 
-def cut(content, rng):
+def truncate(content, rng):
     return content[: int(rng.integers(1, len(content)))]
 
 
-def inserted(content, rng):
-    place = int(rng.integers(len(content)))
-    return content[:place] + rng.bytes(int(rng.integers(1, 9))) + content[place:]
+def insert_bytes(content, rng):
+    position = int(rng.integers(len(content)))
+    return content[:position] + rng.bytes(int(rng.integers(1, 9))) + content[position:]
 
 
-def header_edited(content, rng):
-    """Some of the first bytes become such as break arithmetic."""
-    changed = bytearray(content)
-    for place in rng.integers(min(len(content), 200), size=int(rng.integers(1, 4))):
-        changed[place] = int(rng.choice([0, 1, 0x7F, 0x80, 0xFF, int(rng.integers(256))]))
-    return bytes(changed)
+def change_header(content, rng):
+    """Return the bytes with up to three changed values in the header, often values at the limits of integers."""
+    mutated = bytearray(content)
+    for position in rng.integers(min(len(content), 200), size=int(rng.integers(1, 4))):
+        mutated[position] = int(rng.choice([0, 1, 0x7F, 0x80, 0xFF, int(rng.integers(256))]))
+    return bytes(mutated)
 
 
 def mutations(count, seed=0):
-    """(name, content) of so many damaged files, of all formats and kinds of damage by turns."""
-    files, kinds = list(originals().items()), (flipped, cut, inserted, header_edited)
+    """Yield the names and contents of `count` mutated files, of each format and mutation in turn."""
+    files, mutators = list(intact_files().items()), (flip_bit, truncate, insert_bytes, change_header)
     for index in range(count):
         rng = np.random.default_rng((seed, index))
         name, content = files[index % len(files)]
-        damage = kinds[index // len(files) % len(kinds)]
-        yield f"{index:05d}-{damage.__name__}-{name}", damage(content, rng)
+        mutate = mutators[index // len(files) % len(mutators)]
+        yield f"{index:05d}-{mutate.__name__}-{name}", mutate(content, rng)
 
 
-def fully_decoded(content):
-    """What Pillow alone makes of a file, upright; None if it refuses it."""
+def decode_with_pillow(content):
+    """Return the upright image that Pillow decodes, or None if Pillow rejects the file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -115,23 +115,23 @@ def fully_decoded(content):
             return None
         try:
             return ImageOps.exif_transpose(image)
-        except Exception:  # damaged EXIF says nothing
+        except Exception:  # corrupt EXIF data are ignored
             return image
 
 
-def refusal(read, content):
-    """The image, or else the error in words."""
+def try_read(read, content):
+    """Return the image and an empty string, or None and the error message."""
     try:
         return read(content), ""
     except CorruptFileError as error:
         return None, str(error)
 
 
-def is_refused(content):
-    """Compare with Pillow's full decode: the same verdict, and the same pixels."""
-    expected, (image, error) = fully_decoded(content), refusal(open_image, content)
+def is_rejected(content):
+    """Return whether we reject a file, after checking that Pillow rejects it too or gives the same pixels."""
+    expected, (image, error) = decode_with_pillow(content), try_read(open_image, content)
     if image is None:
-        # More is refused for one reason alone.
+        # Files that Pillow accepts are rejected only because of their size.
         is_large = expected is not None and expected.width * expected.height > MAX_PIXELS
         assert expected is None or (is_large and f"pixels are more than {MAX_PIXELS:,}" in error), error
         assert "\n" not in error
@@ -144,7 +144,7 @@ def is_refused(content):
 
 
 @pytest.mark.parametrize(
-    ("name", "least_refused"),
+    ("name", "min_rejected"),
     [
         ("colour.png", 400),
         ("base.jpg", 20),
@@ -155,57 +155,57 @@ def is_refused(content):
         ("palette.bmp", 5),
     ],
 )
-def test_a_flipped_bit_is_refused_where_pillow_refuses_it(name, least_refused, capfd):
-    content = originals()[name]
-    refused = sum(is_refused(flipped(content, np.random.default_rng(seed))) for seed in range(500))
-    assert least_refused <= refused < 500
+def test_flipped_bit_is_rejected_exactly_if_pillow_rejects_it(name, min_rejected, capfd):
+    content = intact_files()[name]
+    rejected = sum(is_rejected(flip_bit(content, np.random.default_rng(seed))) for seed in range(500))
+    assert min_rejected <= rejected < 500
     assert capfd.readouterr() == ("", "")
 
 
-def test_two_thousand_mutations_of_every_format(capfd):
-    found = {Image.open(io.BytesIO(content)).format for content in originals().values()}
-    assert found >= {*FORMATS, "MPO"} - {"AVIF"}
+def test_2000_mutated_files_are_rejected_exactly_if_pillow_rejects_them(capfd):
+    formats = {Image.open(io.BytesIO(content)).format for content in intact_files().values()}
+    assert formats >= {*FORMATS, "MPO"} - {"AVIF"}
     small = Preprocess(resolution=(4, 4), jpeg="double")
-    refused = 0
+    rejected = 0
     for name, content in mutations(2000):
-        # In the model's channels, and scaled: the same verdict.
-        pixels, error = refusal(small.crop, content)
-        assert is_refused(content) == (pixels is None), (name, error)
+        # Conversion and scaling must not change which files are rejected.
+        pixels, error = try_read(small.crop, content)
+        assert is_rejected(content) == (pixels is None), (name, error)
         assert pixels is None or pixels.shape == (4, 4, 3)
-        refused += pixels is None
-    assert 500 < refused < 1500
+        rejected += pixels is None
+    assert 500 < rejected < 1500
     assert capfd.readouterr() == ("", "")
 
 
-def test_predict_and_doctor_on_two_thousand_mutations(tmp_path, capfd):
-    """The commands themselves, on files: what Pillow refuses is named, with exit code 1, and nothing else is said."""
-    refused = set()
+def test_predict_and_doctor_name_exactly_the_files_that_pillow_rejects(tmp_path, capfd):
+    """The commands exit with code 1 and print nothing but one error for each file that Pillow rejects."""
+    rejected = set()
     for number, (name, content) in enumerate(mutations(2000, seed=1)):
         path = tmp_path / "data" / "ab"[number % 2] / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        image = fully_decoded(content)
+        image = decode_with_pillow(content)
         if image is None or image.width * image.height > MAX_PIXELS:
-            refused.add(str(path))
-    assert 500 < len(refused) < 1500
-    said = run(capfd, "predict", "fashion", tmp_path / "data", "--json")
-    assert len(said.err.splitlines()) <= 1  # the sum of it
-    answers = [json.loads(line) for line in said.out.splitlines()]
-    assert len(answers) == 2000
-    assert {answer["file"] for answer in answers if "error" in answer} == refused
-    said = run(capfd, "doctor", tmp_path / "data", "--json")
-    assert said.err == ""
-    findings = json.loads(said.out)["findings"]
+            rejected.add(str(path))
+    assert 500 < len(rejected) < 1500
+    output = run_failing(capfd, "predict", "fashion", tmp_path / "data", "--json")
+    assert len(output.err.splitlines()) <= 1  # the summary
+    predictions = [json.loads(line) for line in output.out.splitlines()]
+    assert len(predictions) == 2000
+    assert {prediction["file"] for prediction in predictions if "error" in prediction} == rejected
+    output = run_failing(capfd, "doctor", tmp_path / "data", "--json")
+    assert output.err == ""
+    findings = json.loads(output.out)["findings"]
     unreadable = [finding for finding in findings if finding["kind"] == "unreadable"]
-    assert {file for finding in unreadable for file in finding["files"]} == refused
+    assert {file for finding in unreadable for file in finding["files"]} == rejected
     assert not [finding["message"] for finding in unreadable if "_io." in finding["message"]]
 
 
-def run(capfd, *words):
-    """What a command that ends with exit code 1 prints, from Python and from C."""
-    with pytest.raises(SystemExit) as leaving:
-        main([str(word) for word in words])
-    said = capfd.readouterr()
-    assert leaving.value.code == 1
-    assert "internal error" not in said.out + said.err
-    return said
+def run_failing(capfd, *arguments):
+    """Run a command that exits with code 1 and return its output, including output from C."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    output = capfd.readouterr()
+    assert caught.value.code == 1
+    assert "internal error" not in output.out + output.err
+    return output

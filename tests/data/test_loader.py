@@ -1,4 +1,4 @@
-"""The loader: each sample once, the same order and pixels for any workers and ranks, and damage by policy."""
+"""The loader yields each sample once, with the same order and pixels for any number of workers and ranks; the cache."""
 
 import itertools
 import os
@@ -24,11 +24,11 @@ from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader, rank_share
 from vitrail.data.preprocess import Preprocess
 
-EYE = Preprocess(resolution=(24, 24))
+PREPROCESS = Preprocess(resolution=(24, 24))
 SETTINGS = Augment(crop="resized", flip="random", randaugment=1, erasing=0.3, mixup=0.4, cutmix=0.6)
 
 
-def in_memory(count, size=24, channels=3, classes=5):
+def make_split(count, size=24, channels=3, classes=5):
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (count, size, size, channels), dtype=np.uint8)
     return Split("train", pixels, np.arange(count) % classes)
@@ -36,7 +36,7 @@ def in_memory(count, size=24, channels=3, classes=5):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """37 photos of various sizes and kinds."""
+    """A split of 37 image files of various sizes, formats and modes."""
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     paths = []
@@ -49,25 +49,25 @@ def files(tmp_path_factory):
     return Split("train", paths, np.arange(37) % 3)
 
 
-def run(loader, epoch=0, start=0):
-    """Everything that a training step would see, as numbers."""
-    seen = []
+def load_batches(loader, epoch=0, start=0):
+    """Return the inputs of each training step: indices, pixels, labels, weights, share of mixing and global size."""
+    batches = []
     for batch in loader.epoch(epoch, start=start):
         images = loader.preprocess.scale(batch.pixels)
         if batch.mixture is not None:
             images = mix(images, batch.mixture)
         share = None if batch.mixture is None else batch.mixture.share
-        seen.append(
+        batches.append(
             (batch.indices, images.numpy(), batch.labels.numpy(), batch.weights.numpy(), share, batch.global_size)
         )
-    return seen
+    return batches
 
 
-def same(one, other):
-    assert len(one) == len(other)
-    for left, right in zip(one, other, strict=True):
-        for a, b in zip(left, right, strict=True):
-            np.testing.assert_array_equal(a, b)
+def assert_same_batches(batches, expected_batches):
+    assert len(batches) == len(expected_batches)
+    for batch, expected_batch in zip(batches, expected_batches, strict=True):
+        for values, expected in zip(batch, expected_batch, strict=True):
+            np.testing.assert_array_equal(values, expected)
 
 
 @given(
@@ -78,27 +78,29 @@ def same(one, other):
     shuffle=st.booleans(),
 )
 def test_every_sample_exactly_once_for_any_batch_and_ranks(count, batch, ranks, seed, shuffle):
-    split = in_memory(count, size=1, channels=1)
-    eye = Preprocess(resolution=1, crop_fraction=1.0, mean=(0.5,), std=(0.5,))
+    split = make_split(count, size=1, channels=1)
+    preprocess = Preprocess(resolution=1, crop_fraction=1.0, mean=(0.5,), std=(0.5,))
     per_rank = [
-        list(Loader(split, eye, batch=batch, seed=seed, rank=r, ranks=ranks, workers=0, shuffle=shuffle).epoch(2))
+        list(
+            Loader(split, preprocess, batch=batch, seed=seed, rank=r, ranks=ranks, workers=0, shuffle=shuffle).epoch(2)
+        )
         for r in range(ranks)
     ]
-    alone = list(Loader(split, eye, batch=batch, seed=seed, workers=0, shuffle=shuffle).epoch(2))
-    for step, whole in enumerate(alone):
-        together = np.concatenate([batches[step].indices for batches in per_rank])
-        np.testing.assert_array_equal(together, whole.indices)
-        assert {batches[step].global_size for batches in per_rank} == {len(whole.indices)}
-    np.testing.assert_array_equal(np.sort(np.concatenate([part.indices for part in alone])), np.arange(count))
-    assert len(alone) == -(-count // batch)
+    global_batches = list(Loader(split, preprocess, batch=batch, seed=seed, workers=0, shuffle=shuffle).epoch(2))
+    for step, batch_of_all in enumerate(global_batches):
+        joined = np.concatenate([batches[step].indices for batches in per_rank])
+        np.testing.assert_array_equal(joined, batch_of_all.indices)
+        assert {batches[step].global_size for batches in per_rank} == {len(batch_of_all.indices)}
+    np.testing.assert_array_equal(np.sort(np.concatenate([part.indices for part in global_batches])), np.arange(count))
+    assert len(global_batches) == -(-count // batch)
 
 
 @given(count=st.integers(0, 300), ranks=st.integers(1, 9))
-def test_ranks_take_whole_pairs_evenly(count, ranks):
+def test_ranks_take_complete_pairs_evenly(count, ranks):
     sizes = [len(range(count)[rank_share(count, rank, ranks)]) for rank in range(ranks)]
     assert sum(sizes) == count
     assert max(sizes) - min(sizes) <= 1
-    assert sizes[0] == max(sizes)  # whose running statistics are kept
+    assert sizes[0] == max(sizes)  # rank 0, whose running statistics are saved, has the largest part
     shares = [rank_share(count, rank, ranks, unit=2) for rank in range(ranks)]
     assert shares[0].start == 0
     assert shares[-1].stop == count
@@ -109,53 +111,59 @@ def test_ranks_take_whole_pairs_evenly(count, ranks):
 
 
 @pytest.mark.parametrize("kind", ["files", "small", "large"])
-def test_the_number_of_workers_changes_no_bit(kind, files):
-    split = {"files": files, "small": in_memory(50), "large": in_memory(20, size=80)}[kind]
-    eye = EYE if kind != "large" else Preprocess(resolution=(72, 72))
-    runs = [run(Loader(split, eye, batch=8, seed=5, settings=SETTINGS, workers=w), epoch=3) for w in (0, 1, 2, 5)]
-    for other in runs[1:]:
-        same(runs[0], other)
-    again = run(Loader(split, eye, batch=8, seed=6, settings=SETTINGS), epoch=3)
-    assert not np.array_equal(again[0][0], runs[0][0][0])
+def test_any_number_of_workers_gives_same_batches(kind, files):
+    split = {"files": files, "small": make_split(50), "large": make_split(20, size=80)}[kind]
+    preprocess = PREPROCESS if kind != "large" else Preprocess(resolution=(72, 72))
+    batches_by_workers = [
+        load_batches(Loader(split, preprocess, batch=8, seed=5, settings=SETTINGS, workers=w), epoch=3)
+        for w in (0, 1, 2, 5)
+    ]
+    for batches in batches_by_workers[1:]:
+        assert_same_batches(batches, batches_by_workers[0])
+    other_seed = load_batches(Loader(split, preprocess, batch=8, seed=6, settings=SETTINGS), epoch=3)
+    assert not np.array_equal(other_seed[0][0], batches_by_workers[0][0][0])
 
 
 @pytest.mark.parametrize("kind", ["files", "small"])
 @pytest.mark.parametrize("batch", [6, 7, 16])
-def test_one_rank_and_two_see_the_same_pixels_at_the_same_step(kind, batch, files):
-    split = files if kind == "files" else in_memory(41)
-    one = run(Loader(split, EYE, batch=batch, settings=SETTINGS), epoch=1)
-    two = [run(Loader(split, EYE, batch=batch, settings=SETTINGS, rank=r, ranks=2), epoch=1) for r in (0, 1)]
-    for whole, *parts in zip(one, *two, strict=True):
+def test_two_ranks_get_pixels_of_one_rank_at_every_step(kind, batch, files):
+    split = files if kind == "files" else make_split(41)
+    single_rank = load_batches(Loader(split, PREPROCESS, batch=batch, settings=SETTINGS), epoch=1)
+    two_ranks = [
+        load_batches(Loader(split, PREPROCESS, batch=batch, settings=SETTINGS, rank=r, ranks=2), epoch=1)
+        for r in (0, 1)
+    ]
+    for global_batch, *parts in zip(single_rank, *two_ranks, strict=True):
         for column in range(4):
-            np.testing.assert_array_equal(whole[column], np.concatenate([part[column] for part in parts]))
+            np.testing.assert_array_equal(global_batch[column], np.concatenate([part[column] for part in parts]))
 
 
-def test_a_restart_in_mid_epoch_goes_on_with_the_very_next_sample(files):
-    loader = Loader(files, EYE, batch=5, settings=SETTINGS, seed=9)
-    whole = run(loader, epoch=4)
+def test_restart_within_epoch_continues_with_next_sample(files):
+    loader = Loader(files, PREPROCESS, batch=5, settings=SETTINGS, seed=9)
+    all_batches = load_batches(loader, epoch=4)
     for start in (0, 1, 3, loader.steps - 1, loader.steps):
-        rest = run(Loader(files, EYE, batch=5, settings=SETTINGS, seed=9), epoch=4, start=start)
-        same(rest, whole[start:])
-        seen = [index for indices, *_ in rest for index in indices.tolist()]
-        assert seen == loader.order(4)[5 * start :].tolist()
+        remaining = load_batches(Loader(files, PREPROCESS, batch=5, settings=SETTINGS, seed=9), epoch=4, start=start)
+        assert_same_batches(remaining, all_batches[start:])
+        sample_indices = [index for indices, *_ in remaining for index in indices.tolist()]
+        assert sample_indices == loader.order(4)[5 * start :].tolist()
 
 
-def test_epochs_have_other_orders_and_other_pixels():
-    loader = Loader(in_memory(64), EYE, batch=64, settings=Augment(crop="resized"))
-    one, two = (run(loader, epoch)[0] for epoch in (0, 1))
-    assert not np.array_equal(one[0], two[0])
-    back = [np.argsort(part[0]) for part in (one, two)]
-    assert not np.array_equal(one[1][back[0]], two[1][back[1]])
+def test_epochs_differ_in_order_and_pixels():
+    loader = Loader(make_split(64), PREPROCESS, batch=64, settings=Augment(crop="resized"))
+    first, second = (load_batches(loader, epoch)[0] for epoch in (0, 1))
+    assert not np.array_equal(first[0], second[0])
+    first_pixels, second_pixels = (pixels[np.argsort(indices)] for indices, pixels, *_ in (first, second))
+    assert not np.array_equal(first_pixels, second_pixels)
 
 
-def test_evaluation_is_in_order_and_as_predict_sees_it(files):
-    batches = run(Loader(files, EYE, batch=10, shuffle=False))
+def test_without_shuffle_batches_are_in_order_and_equal_preprocess(files):
+    batches = load_batches(Loader(files, PREPROCESS, batch=10, shuffle=False))
     np.testing.assert_array_equal(np.concatenate([part[0] for part in batches]), np.arange(37))
-    np.testing.assert_array_equal(np.concatenate([part[1] for part in batches]), EYE(files.images).numpy())
+    np.testing.assert_array_equal(np.concatenate([part[1] for part in batches]), PREPROCESS(files.images).numpy())
 
 
-def damage(files, tmp_path):
-    """Three of the photos broken in three ways."""
+def damage_files(files, tmp_path):
+    """Return the split with three unreadable files: an empty file, a text, and a missing file."""
     paths = list(files.images)
     for index, content in ((3, b""), (11, b"not a picture"), (12, None)):
         paths[index] = str(tmp_path / f"broken-{index}.jpg")
@@ -164,107 +172,109 @@ def damage(files, tmp_path):
     return Split("train", paths, files.labels)
 
 
-def test_damaged_images_by_policy(files, tmp_path):
-    split = damage(files, tmp_path)
+def test_corrupt_images_raise_or_are_skipped_or_substituted(files, tmp_path):
+    split = damage_files(files, tmp_path)
     with pytest.raises(CorruptFileError, match=r"broken-[^`]*$"):
-        run(Loader(split, EYE, batch=8))
+        load_batches(Loader(split, PREPROCESS, batch=8))
 
-    loader = Loader(split, EYE, batch=8, on_damage="skip", settings=SETTINGS)
-    skipped = run(loader)
+    loader = Loader(split, PREPROCESS, batch=8, on_damage="skip", settings=SETTINGS)
+    skipped = load_batches(loader)
     indices, weights = (np.concatenate([part[column] for part in skipped]) for column in (0, 3))
     assert sorted(indices[weights == 0].tolist()) == [3, 11, 12]
     assert sorted(indices.tolist()) == list(range(37))
     assert sorted(loader.damaged) == sorted(split.images[index] for index in (3, 11, 12))
     assert "broken-11.jpg" in loader.damaged[split.images[11]]
 
-    loader = Loader(split, EYE, batch=37, shuffle=False, on_damage="substitute")
-    (substituted,) = run(loader)
+    loader = Loader(split, PREPROCESS, batch=37, shuffle=False, on_damage="substitute")
+    (substituted,) = load_batches(loader)
     assert substituted[3].all()
     for index, substitute in ((3, 4), (11, 13), (12, 13)):
         np.testing.assert_array_equal(substituted[1][index], substituted[1][substitute])
         assert substituted[2][index] == split.labels[substitute]
     assert len(loader.damaged) == 3
 
-    nothing = Split("train", [split.images[3]] * 4, np.zeros(4, int))
+    unreadable = Split("train", [split.images[3]] * 4, np.zeros(4, int))
     with pytest.raises(CorruptFileError, match="No image"):
-        run(Loader(nothing, EYE, batch=2, on_damage="substitute"))
+        load_batches(Loader(unreadable, PREPROCESS, batch=2, on_damage="substitute"))
 
 
-def test_leaving_early_leaves_no_thread_behind(files):
-    batches = Loader(files, EYE, batch=4, workers=3).epoch(0)
+def test_closing_an_epoch_early_ends_all_threads(files):
+    batches = Loader(files, PREPROCESS, batch=4, workers=3).epoch(0)
     next(batches)
     batches.close()
-    left = [thread for thread in threading.enumerate() if thread.name.startswith("vitrail-loader")]
-    for thread in left:
+    workers = [thread for thread in threading.enumerate() if thread.name.startswith("vitrail-loader")]
+    for thread in workers:
         thread.join(5)
-    assert not any(thread.is_alive() for thread in left)
+    assert not any(thread.is_alive() for thread in workers)
 
 
-def test_grey_images_for_a_model_of_colours():
-    (batch,) = Loader(in_memory(6, channels=1), EYE, batch=6, shuffle=False).epoch(0)
+def test_grey_images_become_3_channels_for_colour_model():
+    (batch,) = Loader(make_split(6, channels=1), PREPROCESS, batch=6, shuffle=False).epoch(0)
     assert batch.pixels.shape == (6, 24, 24, 3)
 
 
-def test_impossible_loaders_are_refused():
+def test_loader_rejects_invalid_arguments():
     with pytest.raises(UsageError, match="must have images"):
-        Loader(Split("val", [], np.zeros(0, int)), EYE, batch=1)
-    five = Preprocess(mean=(0.5,) * 5, std=(0.5,) * 5)
+        Loader(Split("val", [], np.zeros(0, int)), PREPROCESS, batch=1)
+    five_bands = Preprocess(mean=(0.5,) * 5, std=(0.5,) * 5)
     for settings in (Augment(randaugment=1), Augment(contrast=0.1), Augment(saturation=0.1), Augment(hue=0.1)):
         with pytest.raises(UsageError, match="1 or 3 channels"):
-            Loader(in_memory(4, channels=5), five, batch=2, settings=settings)
+            Loader(make_split(4, channels=5), five_bands, batch=2, settings=settings)
     with pytest.raises(UsageError, match="1 or 3 channels"):
-        Loader(Split("train", ["x.png"], np.zeros(1, int)), five, batch=2)
-    for wrong in ({"rank": 2, "ranks": 2}, {"rank": -1}, {"ranks": 0}, {"on_damage": "ignore"}, {"seed": -1}):
+        Loader(Split("train", ["x.png"], np.zeros(1, int)), five_bands, batch=2)
+    for arguments in ({"rank": 2, "ranks": 2}, {"rank": -1}, {"ranks": 0}, {"on_damage": "ignore"}, {"seed": -1}):
         with pytest.raises(UsageError):
-            Loader(in_memory(4), EYE, batch=2, **wrong)
+            Loader(make_split(4), PREPROCESS, batch=2, **arguments)
     with pytest.raises(UsageError, match="Start"):
-        next(Loader(in_memory(4), EYE, batch=2).epoch(0, start=3))
+        next(Loader(make_split(4), PREPROCESS, batch=2).epoch(0, start=3))
 
 
-def test_an_epoch_without_one_readable_image_is_an_error(tmp_path):
+def test_epoch_without_readable_image_raises(tmp_path):
     split = Split("train", [str(tmp_path / f"{index}.png") for index in range(4)], np.zeros(4, int))
     with pytest.raises(CorruptFileError, match="No image of train"):
-        run(Loader(split, EYE, batch=2, on_damage="skip"))
+        load_batches(Loader(split, PREPROCESS, batch=2, on_damage="skip"))
 
 
-def test_threads_leave_warnings_as_they_were(files):
+def test_threads_restore_warning_filters(files):
     before = list(warnings.filters)
     for _ in range(3):
-        run(Loader(files, EYE, batch=4, workers=4))
+        load_batches(Loader(files, PREPROCESS, batch=4, workers=4))
     assert warnings.filters == before
 
 
-def test_a_rank_without_samples_has_an_empty_batch():
-    loader = Loader(in_memory(4), EYE, batch=4, settings=SETTINGS, rank=2, ranks=3)
-    ((indices, images, *_),) = run(loader)
+def test_rank_without_samples_gets_empty_batch():
+    loader = Loader(make_split(4), PREPROCESS, batch=4, settings=SETTINGS, rank=2, ranks=3)
+    ((indices, images, *_),) = load_batches(loader)
     assert (len(indices), images.shape) == (0, (0, 3, 24, 24))
 
 
-def test_the_cache_gives_the_same_pixels_and_does_not_decode_again(files, tmp_path, monkeypatch):
-    plain = [run(Loader(files, EYE, batch=8, settings=SETTINGS), epoch=e) for e in (0, 1)]
+def test_cache_gives_same_pixels_without_decoding_again(files, tmp_path, monkeypatch):
+    plain = [load_batches(Loader(files, PREPROCESS, batch=8, settings=SETTINGS), epoch=e) for e in (0, 1)]
     with ImageCache(tmp_path, 10**8) as cache, ImageCache(tmp_path, 10**8) as another:
-        loader = Loader(files, EYE, batch=8, settings=SETTINGS, cache=cache)
-        same(run(loader, epoch=0), plain[0])
+        loader = Loader(files, PREPROCESS, batch=8, settings=SETTINGS, cache=cache)
+        assert_same_batches(load_batches(loader, epoch=0), plain[0])
         assert (cache.hits, cache.misses) == (0, 37)
 
-        def refuse(*_):
+        def fail(*_):
             raise AssertionError("decoded again")
 
         with monkeypatch.context() as patch:
-            patch.setattr("vitrail.data.preprocess.open_image", refuse)
-            same(run(loader, epoch=1), plain[1])
-            same(run(Loader(files, EYE, batch=8, settings=SETTINGS, cache=another), epoch=1), plain[1])
-        run(Loader(files, EYE.replace(background=(1, 2, 3)), batch=8, cache=cache))
+            patch.setattr("vitrail.data.preprocess.open_image", fail)
+            assert_same_batches(load_batches(loader, epoch=1), plain[1])
+            assert_same_batches(
+                load_batches(Loader(files, PREPROCESS, batch=8, settings=SETTINGS, cache=another), epoch=1), plain[1]
+            )
+        load_batches(Loader(files, PREPROCESS.replace(background=(1, 2, 3)), batch=8, cache=cache))
         assert cache.misses == 74
 
 
-def test_the_cache_notices_changed_files_and_damage(tmp_path):
+def test_cache_detects_changed_files_and_corrupt_entries(tmp_path):
     path, folder = tmp_path / "x.png", tmp_path / "cache"
 
     def read():
-        """Colour of the corner as a new process reads it, and whether it came from the cache."""
+        """Return the colour of the corner as a new process reads it, and whether it came from the cache."""
         with ImageCache(folder, 10**6) as cache:
-            return np.asarray(cache.read(str(path), EYE))[0, 0].tolist(), bool(cache.hits)
+            return np.asarray(cache.read(str(path), PREPROCESS))[0, 0].tolist(), bool(cache.hits)
 
     Image.new("RGB", (9, 9), "red").save(path)
     assert [read(), read()] == [([255, 0, 0], False), ([255, 0, 0], True)]
@@ -276,51 +286,51 @@ def test_the_cache_notices_changed_files_and_damage(tmp_path):
     assert [read(), read()] == [([0, 0, 255], False), ([0, 0, 255], True)]
     (folder / "pixels").write_bytes(content[:400])
     assert [read(), read()] == [([0, 0, 255], False), ([0, 0, 255], True)]
-    # A crash in the middle of an entry: what comes after is still found.
+    # A crash left a partial entry: later entries are still found.
     (folder / "index").write_bytes((folder / "index").read_bytes() + b"half an entry")
     Image.new("RGB", (9, 9), "lime").save(path)
     assert [read(), read()] == [([0, 255, 0], False), ([0, 255, 0], True)]
 
 
-def test_the_cache_follows_a_file_that_changes_under_it(tmp_path):
+def test_cache_follows_file_that_changes_while_open(tmp_path):
     path = tmp_path / "x.png"
     with ImageCache(tmp_path / "cache", 10**6) as cache:
         for colour, level in (("red", [255, 0, 0]), ("blue", [0, 0, 255]), ("red", [255, 0, 0])):
             Image.new("RGB", (9, 9), colour).save(path)
             os.utime(path, ns=(0, cache.hits + cache.misses))
-            assert np.asarray(cache.read(str(path), EYE))[0, 0].tolist() == level
+            assert np.asarray(cache.read(str(path), PREPROCESS))[0, 0].tolist() == level
         assert (cache.hits, cache.misses) == (1, 2)
         size = (tmp_path / "cache" / "pixels").stat().st_size
         assert size == 2 * 9 * 9 * 3
 
 
-def test_damaged_entries_are_stored_once_more_and_not_again_and_again(tmp_path):
+def test_corrupt_entry_is_stored_again_only_once(tmp_path):
     path = tmp_path / "x.png"
     Image.new("RGB", (9, 9), "red").save(path)
     with ImageCache(tmp_path / "cache", 10**6) as cache:
-        cache.read(str(path), EYE)
+        cache.read(str(path), PREPROCESS)
     content = bytearray((tmp_path / "cache" / "pixels").read_bytes())
     content[7] ^= 1
     (tmp_path / "cache" / "pixels").write_bytes(content)
     with ImageCache(tmp_path / "cache", 10**6) as cache:
         for _ in range(5):
-            cache.read(str(path), EYE)
+            cache.read(str(path), PREPROCESS)
         assert (cache.hits, cache.misses) == (4, 1)
 
 
 @pytest.fixture
 def cached(tmp_path):
-    """Eight images of different sizes and a cache that holds them; a function that reads all, and how many hits."""
+    """A cache of eight images, and a function that reads all of them and returns the number of hits."""
     rng = np.random.default_rng(0)
     paths = [str(tmp_path / f"{number}.png") for number in range(8)]
     for number, path in enumerate(paths):
         Image.fromarray(rng.integers(0, 256, (4 + number, 30 - number, 3), np.uint8)).save(path)
-    expected = [np.asarray(EYE.read(path)) for path in paths]
+    expected = [np.asarray(PREPROCESS.read(path)) for path in paths]
 
     def read_all():
         with ImageCache(tmp_path / "cache", 10**6) as cache:
             for path, pixels in zip(paths, expected, strict=True):
-                np.testing.assert_array_equal(np.asarray(cache.read(path, EYE)), pixels)
+                np.testing.assert_array_equal(np.asarray(cache.read(path, PREPROCESS)), pixels)
             return cache.hits
 
     assert [read_all(), read_all()] == [0, 8]
@@ -330,9 +340,9 @@ def cached(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"height": 30, "width": 4},  # as many bytes, another shape
+        {"height": 30, "width": 4},  # another shape with as many bytes
         {"height": 1},
-        {"height": 0, "checksum": 0},  # the checksum of nothing
+        {"height": 0, "checksum": 0},  # the checksum of no pixels
         {"width": 0, "checksum": 0},
         {"channels": 0, "checksum": 0},
         {"channels": 1, "width": 90},
@@ -344,7 +354,7 @@ def cached(tmp_path):
     ],
     ids=str,
 )
-def test_an_entry_of_the_cache_that_cannot_be_true_is_decoded_anew(cached, change):
+def test_cache_decodes_image_of_impossible_entry_again(cached, change):
     folder, read_all = cached
     content = (folder / "index").read_bytes()
     names = ("key", "offset", "height", "width", "channels", "checksum")
@@ -355,7 +365,7 @@ def test_an_entry_of_the_cache_that_cannot_be_true_is_decoded_anew(cached, chang
 
 
 @pytest.mark.parametrize(("width", "channels"), [(90, 1), (45, 2), (18, 5)])
-def test_an_entry_of_other_channels_is_decoded_anew_though_its_checksum_is_right(cached, width, channels):
+def test_cache_decodes_image_of_entry_with_other_channels_again(cached, width, channels):
     folder, read_all = cached
     content, pixels = (folder / "index").read_bytes(), (folder / "pixels").read_bytes()
     key, offset, height, *_ = _ENTRY.unpack(content[: _ENTRY.size])
@@ -365,7 +375,7 @@ def test_an_entry_of_other_channels_is_decoded_anew_though_its_checksum_is_right
     assert [read_all(), read_all()] == [7, 8]
 
 
-def test_a_large_cache_that_promises_a_larger_image_than_is_read_fills_no_memory(cached):
+def test_cache_entry_of_a_huge_image_allocates_no_memory(cached):
     folder, read_all = cached
     os.truncate(folder / "pixels", 2**36)  # a sparse file
     content = (folder / "index").read_bytes()
@@ -377,76 +387,76 @@ def test_a_large_cache_that_promises_a_larger_image_than_is_read_fills_no_memory
     tracemalloc.stop()
 
 
-def test_an_index_of_the_cache_with_any_bytes_changes_no_pixels(cached):
+def test_cache_with_mutated_index_gives_same_pixels(cached):
     folder, read_all = cached
     index, pixels = (folder / "index").read_bytes(), (folder / "pixels").read_bytes()
     hits = []
     for seed in range(300):
         rng = np.random.default_rng(seed)
-        damaged = bytearray(index)
-        place = int(rng.integers(len(index)))
+        mutated = bytearray(index)
+        position = int(rng.integers(len(index)))
         match seed % 4:
             case 0:
-                damaged[place] ^= 1 << int(rng.integers(8))
+                mutated[position] ^= 1 << int(rng.integers(8))
             case 1:
-                damaged = damaged[:place]
+                mutated = mutated[:position]
             case 2:
-                damaged[place:place] = rng.bytes(int(rng.integers(1, 60)))
+                mutated[position:position] = rng.bytes(int(rng.integers(1, 60)))
             case 3:
-                damaged = rng.bytes(place)
-        (folder / "index").write_bytes(damaged)
+                mutated = rng.bytes(position)
+        (folder / "index").write_bytes(mutated)
         (folder / "pixels").write_bytes(pixels)
         hits.append(read_all())
         assert read_all() == 8, seed
     assert (min(hits), max(hits)) == (0, 7)
 
 
-def test_processes_share_a_cache_without_storing_twice(files, tmp_path):
+def test_processes_that_share_a_cache_store_each_image_once(files, tmp_path):
     script = (
         "import sys\nfrom vitrail.data.cache import ImageCache\nfrom vitrail.data.preprocess import Preprocess\n"
         "with ImageCache(sys.argv[1], 10**8) as cache:\n"
         "    for path in sys.argv[2:]:\n        cache.read(path, Preprocess(resolution=(24, 24)))\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path), *files.images]
-    running = [subprocess.Popen(command) for _ in range(3)]
-    assert [process.wait() for process in running] == [0, 0, 0]
+    processes = [subprocess.Popen(command) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
     with ImageCache(tmp_path, 10**8) as cache:
-        needed = 0
+        size = 0
         for path in files.images:
-            pixels = np.asarray(cache.read(path, EYE))
-            np.testing.assert_array_equal(pixels, np.atleast_3d(np.asarray(EYE.read(path))))
-            needed += pixels.nbytes
+            pixels = np.asarray(cache.read(path, PREPROCESS))
+            np.testing.assert_array_equal(pixels, np.atleast_3d(np.asarray(PREPROCESS.read(path))))
+            size += pixels.nbytes
         assert cache.misses == 0
-    assert (tmp_path / "pixels").stat().st_size == needed
+    assert (tmp_path / "pixels").stat().st_size == size
 
 
-def test_a_full_disk_only_costs_the_cache(files, tmp_path):
-    """A limit on the size of files stands for the disk."""
-    expected = run(Loader(files, EYE, batch=8))
+def test_full_disk_leaves_images_uncached(files, tmp_path):
+    """A limit on the size of files simulates a full disk."""
+    expected = load_batches(Loader(files, PREPROCESS, batch=8))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
         with ImageCache(tmp_path, 10**8) as cache:
-            loader = Loader(files, EYE, batch=8, cache=cache)
-            same(run(loader), expected)
-            same(run(loader), expected)
+            loader = Loader(files, PREPROCESS, batch=8, cache=cache)
+            assert_same_batches(load_batches(loader), expected)
+            assert_same_batches(load_batches(loader), expected)
             assert 0 < cache.hits < 37
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_the_cache_stays_within_its_limit(files, tmp_path):
+def test_cache_stays_within_its_limit(files, tmp_path):
     with ImageCache(tmp_path, 40_000) as cache:
-        loader = Loader(files, EYE, batch=8, cache=cache)
-        first = run(loader)
+        loader = Loader(files, PREPROCESS, batch=8, cache=cache)
+        first = load_batches(loader)
         assert 20_000 < (tmp_path / "pixels").stat().st_size <= 40_000
-        same(run(loader), first)
+        assert_same_batches(load_batches(loader), first)
         assert 0 < cache.hits < 37
 
 
-def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
+def test_cache_rejects_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="Cache must be a folder"):
         ImageCache(tmp_path / "file", 1)

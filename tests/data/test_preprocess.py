@@ -1,4 +1,4 @@
-"""Images in: every mode, orientation and size becomes the model's tensor, or one line that says why not."""
+"""Decoding and preprocessing: every mode, orientation and size gives the model's input or a one-line error."""
 
 import io
 import json
@@ -28,14 +28,14 @@ def noise(height, width, channels=3, seed=0):
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
-def encoded(image, **options):
+def encode(image, **options):
     file = io.BytesIO()
     image.save(file, **options)
     return file.getvalue()
 
 
-# What turns an upright image into the one that is stored under each EXIF orientation.
-STORED = {
+# Transposition from the upright image to the image that is stored with each EXIF orientation.
+STORED_TRANSPOSITIONS = {
     1: None,
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -47,7 +47,7 @@ STORED = {
 }
 
 
-@pytest.mark.parametrize("orientation", STORED)
+@pytest.mark.parametrize("orientation", STORED_TRANSPOSITIONS)
 @pytest.mark.parametrize(
     ("form", "options"),
     [
@@ -60,29 +60,31 @@ STORED = {
         ("AVIF", {"quality": 95, "subsampling": "4:4:4"}),
     ],
 )
-def test_all_eight_orientations_of_every_format_that_has_them(form, options, orientation):
+def test_every_exif_orientation_is_applied_in_every_format(form, options, orientation):
     if form not in Image.registered_extensions().values():
         pytest.skip(f"this Pillow has no {form}")
     upright = Image.fromarray(noise(4, 6)).resize((96, 64), Image.Resampling.BICUBIC)
-    stored = upright if STORED[orientation] is None else upright.transpose(STORED[orientation])
+    stored = (
+        upright if STORED_TRANSPOSITIONS[orientation] is None else upright.transpose(STORED_TRANSPOSITIONS[orientation])
+    )
     exif = Image.Exif()
     exif[0x0112] = orientation
     if options.get("save_all"):
         options = {**options, "append_images": [stored]}
-    content = encoded(stored, format=form, exif=exif, **options)
+    content = encode(stored, format=form, exif=exif, **options)
     image = open_image(content)
     assert image.size == (96, 64)
     assert image.format == form
     assert np.abs(np.asarray(image).astype(int) - np.asarray(upright)).mean() < 2
-    seen = []
+    sizes = []
 
-    def enough(width, height):
-        seen.append((width, height))
-        return 40, 30  # a scale of 1/2 will do; were width and height exchanged, it would not
+    def sufficient_size(width, height):
+        sizes.append((width, height))
+        return 40, 30  # a scale of 1/2 is sufficient, but would not be with width and height exchanged
 
-    scaled = open_image(content, enough)
+    scaled = open_image(content, sufficient_size)
     is_jpeg = form in ("JPEG", "MPO")
-    assert set(seen) <= {(96, 64)}
+    assert set(sizes) <= {(96, 64)}
     assert scaled.size == ((48, 32) if is_jpeg else (96, 64))
     expected = np.asarray(upright.resize(scaled.size, Image.Resampling.BOX)).astype(int)
     assert np.abs(np.asarray(scaled) - expected).mean() < 3
@@ -90,20 +92,20 @@ def test_all_eight_orientations_of_every_format_that_has_them(form, options, ori
     assert np.abs(double.crop(content).astype(int) - double.crop(upright)).mean() < 3
 
 
-def test_exif_behind_the_pixels_of_a_png_turns_it():
+def test_exif_after_the_pixels_of_a_png_is_applied():
     upright = Image.fromarray(noise(8, 12))
     exif = Image.Exif()
     exif[0x0112] = 3
-    content = encoded(upright.transpose(Image.Transpose.ROTATE_180), format="PNG", exif=exif)
+    content = encode(upright.transpose(Image.Transpose.ROTATE_180), format="PNG", exif=exif)
     begin = content.index(b"eXIf") - 4
     end = begin + 12 + int.from_bytes(content[begin : begin + 4], "big")
     last = content.index(b"IEND") - 4
-    moved = content[:begin] + content[end:last] + content[begin:end] + content[last:]
-    assert np.array_equal(np.asarray(open_image(moved)), np.asarray(upright))
+    reordered = content[:begin] + content[end:last] + content[begin:end] + content[last:]
+    assert np.array_equal(np.asarray(open_image(reordered)), np.asarray(upright))
 
 
 @pytest.mark.parametrize("ending", ["pgm", "bmp", "tif"])
-def test_a_decoded_image_is_independent_of_its_file(tmp_path, ending):
+def test_decoded_image_is_independent_of_its_file(tmp_path, ending):
     path = tmp_path / f"x.{ending}"
     levels = noise(32, 32, channels=1)
     Image.fromarray(levels).save(path)
@@ -115,16 +117,16 @@ def test_a_decoded_image_is_independent_of_its_file(tmp_path, ending):
 
 
 def lossless_jpeg(levels):
-    """A JPEG of the lossless kind (ITU-T T.81, annex H): each level as its difference to the one before."""
+    """Return a lossless JPEG (ITU-T T.81, annex H), which stores each level as difference to the previous level."""
     height, width = levels.shape
     bits = []
     for y in range(height):
         for x in range(width):
-            before = levels[y, x - 1] if x else levels[y - 1, 0] if y else 128
-            difference = int(levels[y, x]) - int(before)
+            previous = levels[y, x - 1] if x else levels[y - 1, 0] if y else 128
+            difference = int(levels[y, x]) - int(previous)
             size = abs(difference).bit_length()
-            shown = difference if difference > 0 else difference + (1 << size) - 1
-            bits.append(f"{size:04b}" + (f"{shown:0{size}b}" if size else ""))
+            code = difference if difference > 0 else difference + (1 << size) - 1
+            bits.append(f"{size:04b}" + (f"{code:0{size}b}" if size else ""))
     text = "".join(bits)
     text += "1" * (-len(text) % 8)
     frame = b"\xff\xc3\0\x0b\x08" + height.to_bytes(2, "big") + width.to_bytes(2, "big") + b"\x01\x01\x11\0"
@@ -133,7 +135,7 @@ def lossless_jpeg(levels):
     return b"\xff\xd8" + frame + table + b"\xff\xda\0\x08\x01\x01\0\x01\0\0" + scan + b"\xff\xd9"
 
 
-def test_a_jpeg_that_cannot_be_scaled_is_decoded_whole(tmp_path):
+def test_jpeg_that_cannot_be_scaled_is_decoded_at_full_size(tmp_path):
     levels = noise(64, 80, channels=1)
     content = lossless_jpeg(levels)
     (tmp_path / "x.jpg").write_bytes(content)
@@ -143,15 +145,15 @@ def test_a_jpeg_that_cannot_be_scaled_is_decoded_whole(tmp_path):
         open_image(content[:-900], lambda *_: (10, 8), name="cut")
 
 
-def test_broken_tiffs_print_nothing_and_hide_nothing_that_others_print(capfd):
-    """libtiff would print its complaints from C; meanwhile other threads print theirs."""
-    broken = bytearray(encoded(Image.fromarray(noise(64, 64)), format="TIFF", compression="tiff_adobe_deflate"))
-    broken[200] ^= 255
+def test_corrupt_tiff_prints_nothing_and_hides_no_output_of_other_threads(capfd):
+    """By default, libtiff prints errors from C, while other threads may print, too."""
+    corrupt = bytearray(encode(Image.fromarray(noise(64, 64)), format="TIFF", compression="tiff_adobe_deflate"))
+    corrupt[200] ^= 255
     lines = [f"line {number}\n" for number in range(300)]
 
     def decode(_):
         with pytest.raises(CorruptFileError):
-            open_image(bytes(broken))
+            open_image(bytes(corrupt))
 
     def print_all():
         for line in lines:
@@ -164,10 +166,10 @@ def test_broken_tiffs_print_nothing_and_hide_nothing_that_others_print(capfd):
     assert capfd.readouterr() == ("", "".join(lines))
 
 
-def test_sixteen_bits_are_scaled_not_cut():
+def test_16_bit_levels_are_scaled_and_not_clipped():
     levels = np.linspace(0, 65_535, 64).astype(np.uint16).reshape(8, 8)
     for file_format in ("PNG", "TIFF"):
-        image = open_image(encoded(Image.fromarray(levels), format=file_format))
+        image = open_image(encode(Image.fromarray(levels), format=file_format))
         assert np.array_equal(np.asarray(to_channels(image, 1, WHITE)), np.rint(levels / 257).astype(np.uint8))
     wide = Image.fromarray(levels.astype(np.int32))
     assert np.array_equal(np.asarray(to_channels(wide, 1, WHITE)), np.rint(levels / 257).astype(np.uint8))
@@ -177,7 +179,7 @@ def test_sixteen_bits_are_scaled_not_cut():
     assert np.asarray(to_channels(dark, 1, WHITE)).tolist() == [[200, 200]] * 2
 
 
-def test_transparency_is_laid_on_the_stated_colour():
+def test_transparent_pixels_are_blended_with_background():
     pixels = np.zeros((1, 3, 4), np.uint8)
     pixels[0, :, 0] = 200
     pixels[0, :, 3] = (0, 128, 255)
@@ -186,7 +188,7 @@ def test_transparency_is_laid_on_the_stated_colour():
     assert red.tolist() == [[0, 0, 255], [100, 0, 127], [200, 0, 0]]
     palette = image.convert("RGB").quantize(4)
     palette.info["transparency"] = palette.getpixel((0, 0))
-    clear = open_image(encoded(palette, format="PNG", transparency=palette.getpixel((0, 0))))
+    clear = open_image(encode(palette, format="PNG", transparency=palette.getpixel((0, 0))))
     assert np.asarray(to_channels(clear, 3, (1, 2, 3)))[0].tolist() == [[1, 2, 3]] * 3
     grey = Image.fromarray(np.array([[[10, 0], [10, 255]]], np.uint8))
     assert np.asarray(to_channels(grey, 1, WHITE)).tolist() == [[255, 10]]
@@ -196,19 +198,19 @@ def test_transparency_is_laid_on_the_stated_colour():
         assert np.array_equal(np.asarray(to_channels(multiplied, 3, (0, 0, 255))), expected)
 
 
-def test_cmyk_palette_and_others_equal_pillows_conversion():
+def test_colour_modes_are_converted_as_in_pillow():
     rgb = Image.fromarray(noise(8, 8))
-    cmyk = open_image(encoded(rgb.convert("CMYK"), format="TIFF"))
+    cmyk = open_image(encode(rgb.convert("CMYK"), format="TIFF"))
     assert np.array_equal(np.asarray(to_channels(cmyk, 3, WHITE)), np.asarray(cmyk.convert("RGB")))
     for mode in ("1", "L", "P", "YCbCr", "HSV", "LAB", "CMYK", "RGBX"):
         for channels in (1, 3):
-            image = rgb.convert(mode) if mode != "LAB" else _lab(rgb)
-            wanted = image.convert("RGB").convert("L" if channels == 1 else "RGB")
-            np.testing.assert_array_equal(np.asarray(to_channels(image, channels, WHITE)), np.asarray(wanted))
+            image = rgb.convert(mode) if mode != "LAB" else _convert_to_lab(rgb)
+            expected = image.convert("RGB").convert("L" if channels == 1 else "RGB")
+            np.testing.assert_array_equal(np.asarray(to_channels(image, channels, WHITE)), np.asarray(expected))
 
 
-def test_sixteen_bits_are_scaled_whatever_a_image_holds():
-    for level in (255, 256, 65_535):  # a dark frame of a 16-bit set is dark
+def test_16_bit_image_is_scaled_whatever_its_largest_level():
+    for level in (255, 256, 65_535):  # a dark image of 16 bits stays dark
         pgm = b"P5 4 4 65535\n" + np.full(16, level, ">u2").tobytes()
         assert np.asarray(to_channels(open_image(pgm), 1, WHITE))[0, 0] == round(level / 257)
     for largest in (1.0, 1.01):
@@ -217,22 +219,22 @@ def test_sixteen_bits_are_scaled_whatever_a_image_holds():
 
 
 @pytest.mark.parametrize("form", ["PNG", "WEBP", "JPEG"])
-def test_damaged_exif_does_not_spoil_a_good_image(form):
+def test_image_with_corrupt_exif_is_decoded(form):
     rgb = Image.fromarray(noise(8, 8))
-    whole = encoded(rgb, format=form, lossless=True, exif=b"Exif\0\0garbage-and-more")
-    assert open_image(whole).size == (8, 8)
+    content = encode(rgb, format=form, lossless=True, exif=b"Exif\0\0garbage-and-more")
+    assert open_image(content).size == (8, 8)
 
 
-def _lab(rgb):
+def _convert_to_lab(rgb):
     from PIL import ImageCms
 
     standard = ImageCms.createProfile("sRGB")
     return ImageCms.profileToProfile(rgb, standard, ImageCms.createProfile("LAB"), outputMode="LAB")
 
 
-def test_the_first_frame_of_an_animation():
+def test_first_frame_of_an_animation_is_decoded():
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
-    image = open_image(encoded(frames[0], format="GIF", save_all=True, append_images=frames[1:]))
+    image = open_image(encode(frames[0], format="GIF", save_all=True, append_images=frames[1:]))
     assert image.convert("RGB").getpixel((0, 0)) == (255, 0, 0)
 
 
@@ -247,7 +249,7 @@ def test_the_first_frame_of_an_animation():
     resize=st.sampled_from(["shorter", "squash", "pad"]),
     channels=st.sampled_from([1, 3]),
 )
-def test_any_mode_and_size_becomes_a_finite_tensor(mode, size, resize, channels):
+def test_any_mode_and_size_gives_finite_tensor(mode, size, resize, channels):
     half = (0.5,) * channels
     preprocess = Preprocess(resolution=(20, 28), resize=resize, mean=half, std=half)
     tensor = preprocess([Image.new(mode, size)])
@@ -260,7 +262,7 @@ def test_any_mode_and_size_becomes_a_finite_tensor(mode, size, resize, channels)
     std=st.floats(0.0078125, 4),
     seed=st.integers(0, 100),
 )
-def test_arrays_are_scaled_to_the_bits_of_tensors(mean, std, seed):
+def test_scale_array_equals_scale_bit_for_bit(mean, std, seed):
     preprocess = Preprocess(resolution=(16, 16), mean=tuple(mean), std=(std,) * len(mean))
     levels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1)
     pixels = np.concatenate([np.roll(levels, seed + band, axis=1) for band in range(len(mean))], axis=3)
@@ -270,11 +272,11 @@ def test_arrays_are_scaled_to_the_bits_of_tensors(mean, std, seed):
     assert array.flags.c_contiguous
     assert tensor.is_contiguous()
     np.testing.assert_array_equal(array.view(np.int32), tensor.numpy().view(np.int32))
-    by_hand = (pixels.astype(np.float64) / 255 - mean) / std
-    np.testing.assert_allclose(array, np.moveaxis(by_hand, 3, 1), rtol=1e-4, atol=1e-5)
+    expected = (pixels.astype(np.float64) / 255 - mean) / std
+    np.testing.assert_allclose(array, np.moveaxis(expected, 3, 1), rtol=1e-4, atol=1e-5)
 
 
-def test_resize_rules_by_hand():
+def test_resize_rules_give_expected_sizes_and_background():
     image = np.zeros((10, 20, 3), np.uint8)
     settings = {"resolution": (8, 8), "crop_fraction": 1.0}
     padded = Preprocess(resize="pad", background=(255, 0, 0), **settings).crop(image)
@@ -288,7 +290,7 @@ def test_resize_rules_by_hand():
     assert (grey[0] == 255).all()
 
 
-def test_a_thin_image_is_resized_only_under_the_crop():
+def test_only_the_part_under_the_crop_of_a_long_image_is_resized():
     ramp = np.linspace(0, 255, 20_000).astype(np.uint8)[None]
     start = time.perf_counter()
     pixels = Preprocess(mean=(0.5,), std=(0.5,)).crop(ramp)
@@ -296,7 +298,7 @@ def test_a_thin_image_is_resized_only_under_the_crop():
     assert abs(float(pixels.mean()) - 127.5) < 2
 
 
-def test_scaled_jpeg_decoding_is_recorded_and_near(tmp_path):
+def test_jpeg_double_is_stored_and_changes_pixels_slightly(tmp_path):
     smooth = Image.fromarray(noise(40, 60)).resize((2400, 1600), Image.Resampling.BICUBIC)
     smooth.save(tmp_path / "camera.jpg", quality=90)
     exact, double = Preprocess(), Preprocess(jpeg="double")
@@ -310,12 +312,12 @@ def test_scaled_jpeg_decoding_is_recorded_and_near(tmp_path):
     assert open_image(tmp_path / "turned.jpg", double._twice_resized_size).size == (1200, 800)
 
 
-def test_damaged_and_foreign_files_are_one_line(tmp_path):
-    whole = encoded(Image.fromarray(noise(50, 50)), format="JPEG")
+def test_corrupt_and_other_files_give_one_line_errors(tmp_path):
+    intact = encode(Image.fromarray(noise(50, 50)), format="JPEG")
     cases = {
         "empty.png": b"",
         "text.jpg": b"hello",
-        "cut.jpg": whole[: len(whole) // 2],
+        "cut.jpg": intact[: len(intact) // 2],
         "head.png": b"\x89PNG\r\n\x1a\n",
         "page.eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n",
     }
@@ -329,7 +331,7 @@ def test_damaged_and_foreign_files_are_one_line(tmp_path):
             open_image(content, name="member 3")
         assert "_io." not in str(caught.value)
         with pytest.raises(CorruptFileError, match=r"^'image 1' cannot be decoded"):
-            Preprocess()([whole, content])
+            Preprocess()([intact, content])
     for read in (open_image, read_file):
         with pytest.raises(CorruptFileError, match=r"empty\.png' cannot be decoded \(it is empty\)\.$"):
             read(tmp_path / "empty.png")
@@ -337,14 +339,14 @@ def test_damaged_and_foreign_files_are_one_line(tmp_path):
         open_image(tmp_path)
 
 
-def test_levels_that_are_no_numbers_are_refused_by_name(tmp_path):
+def test_levels_that_are_not_finite_are_rejected(tmp_path):
     Image.fromarray(np.full((2, 2), np.nan, np.float32)).save(tmp_path / "nan.tiff")
     with pytest.raises(CorruptFileError, match=r"nan\.tiff' of mode F cannot be converted"):
         Preprocess()([tmp_path / "nan.tiff"])
 
 
-def test_a_palette_image_without_a_palette_costs_one_answer(tmp_path, call):
-    """Pillow decodes it without an error."""
+def test_palette_image_without_palette_is_rejected_alone(tmp_path, call):
+    """Pillow opens such a file without an error."""
     file = io.BytesIO()
     Image.new("P", (2, 2)).save(file, "PNG")
     content = file.getvalue()
@@ -363,16 +365,16 @@ def test_a_palette_image_without_a_palette_costs_one_answer(tmp_path, call):
     assert "it has no palette" in done.stdout
 
 
-def test_too_many_pixels_are_refused_before_decoding():
+def test_too_many_pixels_are_rejected_before_decoding():
     side = int(MAX_PIXELS**0.5) + 10
-    bomb = encoded(Image.new("1", (side, side)), format="PNG")
+    bomb = encode(Image.new("1", (side, side)), format="PNG")
     assert len(bomb) < 200_000
     with pytest.raises(CorruptFileError, match="pixels are more than"):
         open_image(bomb)
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "arguments",
     [
         {"resize": "stretch"},
         {"jpeg": "fast"},
@@ -382,38 +384,38 @@ def test_too_many_pixels_are_refused_before_decoding():
     ],
     ids=str,
 )
-def test_impossible_settings_are_refused(wrong):
+def test_preprocess_rejects_invalid_settings(arguments):
     with pytest.raises(UsageError):
-        Preprocess(**wrong)
+        Preprocess(**arguments)
 
 
 @pytest.mark.slow
-def test_every_odd_image_of_pillows_own_tests_decodes_or_is_refused(capfd):
+def test_every_image_of_pillows_tests_is_decoded_or_rejected(capfd):
     """Unpack Pillow's source package and set PILLOW_TEST_IMAGES to its Tests/images."""
     folder = Path(os.environ.get("PILLOW_TEST_IMAGES", "nowhere"))
     if not folder.is_dir():
         pytest.skip("needs Tests/images of Pillow's source package: set PILLOW_TEST_IMAGES")
     preprocess = Preprocess(resolution=(32, 32))
-    decoded = refused = 0
+    decoded = rejected = 0
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         start = time.perf_counter()
         try:
             tensor = preprocess([path])
         except VitrailError:
-            refused += 1
+            rejected += 1
         else:
             assert tensor.shape == (1, 3, 32, 32)
             assert tensor.isfinite().all()
             decoded += 1
         assert time.perf_counter() - start < 5, path
-        assert capfd.readouterr() == ("", ""), path  # decoders in C write past Python
+        assert capfd.readouterr() == ("", ""), path  # decoders in C print without Python
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1_000_000  # KiB
     assert decoded > 400
-    assert refused > 100
+    assert rejected > 100
 
 
 @pytest.mark.parametrize("brand", [b"heic", b"mif1"])
-def test_heic_is_named_with_what_to_do(tmp_path, brand):
+def test_heic_error_states_conversion(tmp_path, brand):
     (tmp_path / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftyp" + brand + bytes(100))
     with pytest.raises(
         CorruptFileError,
