@@ -198,7 +198,7 @@ def test_what_another_library_cannot_express_is_refused(tmp_path):
         ("torchvision", {"activation": "gelu-tanh"}, no_gelu),
         ("torchvision", {"representation": "gelu"}, "Model must be one that torchvision has, got a layer with gelu"),
         ("google", {"layer_scale": 0.1}, "Model must have layer scale None for Google's code, got 0.1"),
-        ("google", {"representation": "gelu"}, "Model must be one that Google's code has, got another activation"),
+        ("google", {"representation": "gelu"}, "Model must be one that Google's code has, got an MLP without GELU"),
         ("timm", {"position": "rope-2d"}, "Model must be one that timm has, got position 'rope-2d'"),
         ("google", {"attention": "local"}, "Model must be one that Google's code has, got attention 'local'"),
         ("huggingface", {"resolution": (64, 128)}, r"Resolution must be square for transformers, got \(64, 128\)"),
@@ -372,7 +372,7 @@ def test_a_model_without_a_head_goes_there_and_back_as_one(tmp_path, to, changes
 
 
 def test_a_model_without_a_head_is_refused_where_the_library_has_none(tmp_path):
-    with pytest.raises(UsageError, match="Model must have a head for torchvision, got one without"):
+    with pytest.raises(UsageError, match="Model must have a head for torchvision, got a model without a head"):
         there(tmp_path, small(classes=0), "torchvision")
     assert not (tmp_path / "torchvision").exists()
 

@@ -273,7 +273,7 @@ def test_faults_that_last_leave_one_line_and_no_file(hub, tmp_path, call, fault)
     done = call("convert", "hf:timm/small", tmp_path / "out")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("vitrail: ")
-    expected = "came damaged: its hash must be" if fault == "wrong" else "The Hub cannot be reached"
+    expected = "is corrupt: its hash must be" if fault == "wrong" else "The Hub cannot be reached"
     assert expected in done.stderr
     assert not (tmp_path / "out").exists()
     config = hub.repositories["timm/small"]["files"]["config.json"]
@@ -305,14 +305,12 @@ def test_what_answers_instead_of_the_hub_is_one_line_or_the_cache(hub, tmp_path,
     hub.faults["/api/models"] += [answer]
     done = call("convert", "hf:timm/small", tmp_path / "out")
     assert done.returncode == 1
-    assert done.stderr.startswith("vitrail: The Hub cannot be reached (what answers is no Hub), and hf:timm/small is")
+    reason = "The Hub cannot be reached (the response is not from the Hub)"
+    assert done.stderr.startswith(f"vitrail: {reason}, and hf:timm/small is")
     assert leftovers(tmp_path / "hub") == []
     fetch("hf:timm/small")
     hub.faults["/api/models"] += [answer]
-    assert (
-        "The Hub cannot be reached (what answers is no Hub): the copy in the cache is used"
-        in fetch("hf:timm/small").notes
-    )
+    assert f"{reason}: the copy in the cache is used" in fetch("hf:timm/small").notes
 
 
 def test_behind_a_wall_one_line_says_how_to_fetch_it_elsewhere(hub, monkeypatch, tmp_path, call):
@@ -329,7 +327,7 @@ def test_a_damaged_file_in_the_cache_is_not_trusted(hub, tmp_path):
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.resolve().write_bytes(content)
-    with pytest.raises(CorruptFileError, match="came damaged"):
+    with pytest.raises(CorruptFileError, match="is corrupt"):
         fetch("hf:timm/small")
     assert fetch("hf:timm/small").tensors
 
@@ -360,7 +358,7 @@ def test_a_full_disk_is_one_line(hub, tmp_path, call):
     with mock.patch("huggingface_hub.file_download.http_get", side_effect=OSError(28, "No space left on device")):
         done = call("convert", "hf:timm/small", tmp_path / "out")
     assert done.returncode == 1
-    assert "could not be fetched into the cache (No space left on device). Nothing of it is kept." in done.stderr
+    assert "could not be fetched into the cache (No space left on device). No partial file is kept." in done.stderr
     assert leftovers(tmp_path / "hub") == []
 
 
@@ -497,7 +495,7 @@ def test_what_is_cut_is_resumed_now_and_by_the_next_command(hub, published, tmp_
     hub.faults["/files/"] += [("cut", 700)] + [("cut", 0)] * 20
     done = call("convert", address, tmp_path / "out", "--no-verify")
     assert done.returncode == 1
-    assert f"the connection ended after 700 of {size:,} bytes). 700 bytes have come and stay" in done.stderr
+    assert f"the connection ended after 700 of {size:,} bytes). 700 bytes are kept" in done.stderr
     assert not (tmp_path / "out").exists()
     hub.faults.clear()
     hub.requests.clear()
@@ -526,7 +524,7 @@ def test_a_wrong_setting_is_refused_before_anything_is_fetched(hub, call, tmp_pa
 def test_a_file_that_changed_meanwhile_starts_anew(hub, published):
     address = serve(hub, published)
     hub.faults["/files/"] += [("cut", 700)] + [("cut", 0)] * 20
-    with pytest.raises(VitrailError, match="700 bytes have come"):
+    with pytest.raises(VitrailError, match="700 bytes are kept"):
         fetch(address)
     hub.faults.clear()
     serve(hub, published, "huggingface")
@@ -572,10 +570,10 @@ def test_a_rest_of_another_version_is_not_joined(hub, published):
     ("answer", "reason"),
     [
         ({"status": 206, "body": b"PK\3\4", "Content_Length": "4", "Content_Range": "bytes 0-3/9"}, "206 Partial"),
-        ({"status": 204}, "the server answers 204 No Content, which is no whole file"),
+        ({"status": 204}, "the server answers 204 No Content, which is not a complete file"),
         ({"status": 200, "Content_Length": "0"}, "the file is empty"),
         ({"status": 200, "body": b"0\r\n\r\n", "Transfer_Encoding": "chunked"}, "the file is empty"),
-        ({"status": 200, "body": b"PK\3\4"}, "the server does not say how many bytes it has"),
+        ({"status": 200, "body": b"PK\3\4"}, "the server does not state the size of the file"),
         ({"status": 304}, "the server answers 304 Not Modified"),
         ({"status": 302, "Location": "http://[::1", "Content_Length": "0"}, "an address that cannot be read"),
     ],
@@ -599,7 +597,7 @@ def test_an_answer_that_is_no_whole_file_is_refused(hub, tmp_path, call, answer,
         ("https://me:word@localhost/x.npz", "Address must be without a name and password"),
         ("http://example.com/x.npz", "Address must begin with https:// (http:// only on this machine)"),
         ("HUB/none.npz", "got 'HUB/none.npz' (the server answers 404 Not Found)"),
-        ("HUB/outward.npz", "it leads to 'http://example.com/x.npz', which is not https"),
+        ("HUB/outward.npz", "it redirects to 'http://example.com/x.npz', which is not https"),
         ("HUB/file.npz", "Redirection to url 'file:///etc/passwd' is not allowed"),
         (
             "HUB/circle.npz",
@@ -608,7 +606,7 @@ def test_an_answer_that_is_no_whole_file_is_refused(hub, tmp_path, call, answer,
         ("HUB/page.npz", "does not match its file type: it begins with b'<html>"),
         ("HUB/huge.npz", "must have at most 17,179,869,184 bytes, got 17,179,869,185 or more"),
         ("HUB/torn.npz", "cannot be read as npz"),
-        ("https://localhost:1/x.npz", "(Connection refused). Or fetch it where there is a network (curl -LO)"),
+        ("https://localhost:1/x.npz", "(Connection refused). Or fetch it on another machine (curl -LO)"),
     ],
 )
 def test_addresses_that_give_nothing(hub, tmp_path, call, address, message):
@@ -654,7 +652,7 @@ def test_a_full_disk_keeps_nothing(hub, published, tmp_path, call):
     with mock.patch("shutil.disk_usage", return_value=mock.Mock(free=10)):
         done = call("convert", serve(hub, published), tmp_path / "out")
     assert done.returncode == 1
-    assert "is too full" in done.stderr
+    assert "do not fit on the disk" in done.stderr
 
 
 def test_what_cannot_be_resumed_is_not_kept(hub, published, tmp_path, call):
@@ -723,7 +721,7 @@ def test_a_read_only_cache_gives_what_it_has_and_a_full_one_is_one_line(hub, pub
     try:
         monkeypatch.setenv("VITRAIL_HOME", str(place))
         address = serve(hub, published)
-        assert "is too full" in call("convert", address, tmp_path / "out").stderr
+        assert "do not fit on the disk" in call("convert", address, tmp_path / "out").stderr
         chunks = {"status": 200, "body": b"60000\r\n" + hub.files["small.safetensors"][: 6 * 16**4] + b"\r\n0\r\n\r\n"}
         hub.faults["/files/"] = [{**chunks, "Transfer_Encoding": "chunked"}]
         assert "(No space left on device)" in call("convert", address, tmp_path / "out").stderr
@@ -806,7 +804,7 @@ def test_an_answer_that_drips_or_never_ends_is_one_line(impatient, call, tmp_pat
         start = time.monotonic()
         done = call("convert", stream.address, tmp_path / "out")
     assert done.returncode == 1
-    assert "cannot be fetched (less than 30,000 bytes came in 0.3 seconds)" in done.stderr.splitlines()[-1]
+    assert "cannot be fetched (less than 30,000 bytes arrived in 0.3 seconds)" in done.stderr.splitlines()[-1]
     assert time.monotonic() - start < 10
     assert leftovers(tmp_path / "home") == []
 
@@ -851,7 +849,7 @@ def test_a_public_address_does_not_lead_to_a_private_one(impatient, call, tmp_pa
             done = call("convert", public.address, tmp_path / "out")
         assert (len(public.requests), len(private.requests)) == (1, 0)
         assert done.returncode == 2
-        assert re.search(r"it leads to (127.0.0.1|::1), which is not a public address", done.stderr)
+        assert re.search(r"it redirects to (127.0.0.1|::1), which is not a public address", done.stderr)
         with Stream(lambda: [answer]) as typed:  # a private one, so that the other may be private, too
             call("convert", typed.address, tmp_path / "out")
         assert (len(typed.requests), len(private.requests)) == (1, 1)
@@ -872,7 +870,7 @@ def test_a_name_that_changes_its_address_is_connected_to_as_it_was_checked(impat
     with Stream(lambda: [answer], host="127.0.0.2") as public:
         done = call("convert", public.address.replace("127.0.0.2", "localhost"), tmp_path / "out")
     assert (len(times), len(public.requests)) == (2, 1)
-    assert "it leads to 127.0.0.1, which is not a public address" in done.stderr
+    assert "it redirects to 127.0.0.1, which is not a public address" in done.stderr
 
 
 PRIVATE = """
@@ -915,7 +913,7 @@ def test_a_secure_address_is_fetched_and_does_not_lead_to_an_insecure_one(hub, p
         serve(secure, published)
         secure.files["away.npz"] = serve(hub, published)
         assert fetch(f"{base}/small.safetensors").library == "timm"
-        with pytest.raises(UsageError, match=r"it leads to 'http://127\.0\.0\.1.*', which is not https"):
+        with pytest.raises(UsageError, match=r"it redirects to 'http://127\.0\.0\.1.*', which is not https"):
             fetch(f"{base}/away.npz")
         assert hub.requests == []
     finally:

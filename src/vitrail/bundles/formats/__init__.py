@@ -1,1 +1,1 @@
-"""Weight formats of other libraries."""
+"""Weight formats of other libraries: reading, writing and verifying their checkpoints."""

@@ -1,8 +1,8 @@
-"""Weights of Google: npz files of vision_transformer and big_vision (ViT, hybrids, Mixer) and of big_transfer
+"""Weight format of Google: npz files of vision_transformer and big_vision (ViT, hybrids, Mixer) and of big_transfer
 (BiT).
 
-Kernels are stored input first; attention has a dimension for heads. big_vision names layers differently, may
-put everything under `params/` and may stack all layers in one array.
+The first dimension of a kernel is the input; kernels of attention have a dimension for heads. big_vision names layers
+differently, may add the prefix `params/` and may stack all layers in one array.
 """
 
 from collections.abc import Collection
@@ -38,14 +38,14 @@ class Google(WeightFormat):
     verifier = "timm (reading Google's file)"
 
     def recognises(self, names: Collection[str]) -> bool:
-        bare = {_bare(name) for name in names}
+        bare = {_strip_prefix(name) for name in names}
         return bool(bare & {"embedding/kernel", "stem/kernel", "resnet/root_block/standardized_conv2d/kernel"})
 
     def prepare(self, checkpoint: LibraryCheckpoint) -> LibraryCheckpoint:
         tensors: dict[str, Tensor] = {}
         stack = "Transformer/encoderblock/"
         for name, tensor in checkpoint.tensors.items():
-            bare = _bare(name)
+            bare = _strip_prefix(name)
             if bare.startswith(stack):
                 for layer, part in enumerate(tensor):
                     tensors[bare.replace(stack, f"Transformer/encoderblock_{layer}/")] = part
@@ -54,13 +54,13 @@ class Google(WeightFormat):
         return checkpoint.renamed(tensors)
 
     def read(self, checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> InferredModel:
-        shape = checkpoint.shapes
-        if "stem/kernel" in shape:
-            config: ModelConfig = _read_mixer(shape, user_config)
-        elif "embedding/kernel" in shape:
-            config = _read_vit(shape, user_config)
+        shapes = checkpoint.shapes
+        if "stem/kernel" in shapes:
+            config: ModelConfig = _infer_mixer(shapes, user_config)
+        elif "embedding/kernel" in shapes:
+            config = _infer_vit(shapes, user_config)
         else:
-            config = _read_bit(shape, user_config)
+            config = _infer_bit(shapes, user_config)
         half = (0.5,) * config.channels
         preprocess = Preprocess(
             resolution=config.resolution,
@@ -70,10 +70,10 @@ class Google(WeightFormat):
             crop_fraction=1.0,
             interpolation="bilinear",
         )
-        about = "an npz file does not state its preprocessing: -1 to 1, stretched to a square, as in Google's code"
-        # Two towers: the one of words, the temperature and the bias between them.
-        left_out = frozenset(name for name in shape if name.startswith("txt/") or name in ("t", "b"))
-        return InferredModel(with_published_name(config), preprocess, about_pixels=about, left_out=left_out)
+        note = "an npz file does not state its preprocessing: -1 to 1, stretched to a square, as in Google's code"
+        # Image-text models also contain a text encoder, a temperature and a bias.
+        left_out = frozenset(name for name in shapes if name.startswith("txt/") or name in ("t", "b"))
+        return InferredModel(with_published_name(config), preprocess, about_pixels=note, left_out=left_out)
 
     def open_source(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> Forward:
         return self._open_by_timm(config, checkpoint.path)
@@ -90,7 +90,7 @@ class Google(WeightFormat):
         return self._open_by_timm(config, folder / self.file)
 
     def _open_by_timm(self, config: ModelConfig, file: Path) -> Forward:
-        """timm reads Google's npz files itself."""
+        """Return timm's model, which reads Google's npz file itself."""
         if (reason := self.mapping(config).why_unverified(config)) is not None:
             raise Unverified(reason)
         model = build_with_timm(config, {})
@@ -98,66 +98,66 @@ class Google(WeightFormat):
         return model.eval()
 
 
-def _bare(name: str) -> str:
+def _strip_prefix(name: str) -> str:
     for prefix in _PREFIXES:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
     return name
 
 
-def _read_vit(shape: dict[str, tuple[int, ...]], user_config: ModelConfig | None) -> ViTConfig:
-    tall, wide, channels, width = shape["embedding/kernel"]
-    theirs = google_names_in(shape)
-    if theirs.positions not in shape:
-        raise UsageError("Model must have learned positions, got one without.")
-    first = "Transformer/encoderblock_0/"
+def _infer_vit(shapes: dict[str, tuple[int, ...]], user_config: ModelConfig | None) -> ViTConfig:
+    patch_height, patch_width, channels, width = shapes["embedding/kernel"]
+    google_names = google_names_in(shapes)
+    if google_names.positions not in shapes:
+        raise UsageError("Model must have learned positions, got none.")
+    first_block = "Transformer/encoderblock_0/"
     settings: dict[str, Any] = {
         "width": width,
-        "patch": (tall, wide),
-        "depth": count_layers(shape, "Transformer/encoderblock_", "/"),
-        "heads": shape[f"{first}{theirs.attention}/query/kernel"][1],
-        "mlp": shape[f"{first}{theirs.mlp}/Dense_0/kernel"][1],
-        "pool": "cls" if "cls" in shape else "map" if "MAPHead_0/probe" in shape else "gap",
-        "representation": "tanh" if "pre_logits/kernel" in shape else "none",
+        "patch": (patch_height, patch_width),
+        "depth": count_layers(shapes, "Transformer/encoderblock_", "/"),
+        "heads": shapes[f"{first_block}{google_names.attention}/query/kernel"][1],
+        "mlp": shapes[f"{first_block}{google_names.mlp}/Dense_0/kernel"][1],
+        "pool": "cls" if "cls" in shapes else "map" if "MAPHead_0/probe" in shapes else "gap",
+        "representation": "tanh" if "pre_logits/kernel" in shapes else "none",
         "activation": "gelu-tanh",
         "resize_rule": "google",
-        "classes": shape["head/kernel"][1] if "head/kernel" in shape else 0,
+        "classes": shapes["head/kernel"][1] if "head/kernel" in shapes else 0,
     }
-    plan: type[ViTConfig] = ViTConfig
-    if "conv_root/kernel" in shape:
-        plan, channels = HybridConfig, shape["conv_root/kernel"][2]
-        stages = sum(f"block{stage}/unit1/conv1/kernel" in shape for stage in range(1, 9))
+    config_class: type[ViTConfig] = ViTConfig
+    if "conv_root/kernel" in shapes:
+        config_class, channels = HybridConfig, shapes["conv_root/kernel"][2]
+        stages = sum(f"block{stage}/unit1/conv1/kernel" in shapes for stage in range(1, 9))
         settings["stem_layers"] = tuple(
-            sum(f"block{stage}/unit{unit}/conv1/kernel" in shape for unit in range(1, 100))
+            sum(f"block{stage}/unit{unit}/conv1/kernel" in shapes for unit in range(1, 100))
             for stage in range(1, stages + 1)
         )
-        settings["stem_base"] = shape["conv_root/kernel"][3]
-    rows = shape[theirs.positions][1]
-    return plan(channels=channels, **settings, **infer_positions(settings, rows, user_config, None))
+        settings["stem_base"] = shapes["conv_root/kernel"][3]
+    rows = shapes[google_names.positions][1]
+    return config_class(channels=channels, **settings, **infer_positions(settings, rows, user_config, None))
 
 
-def _read_mixer(shape: dict[str, tuple[int, ...]], user_config: ModelConfig | None) -> MixerConfig:
-    tall, wide, channels, width = shape["stem/kernel"]
-    patches, hidden = shape["MixerBlock_0/token_mixing/Dense_0/kernel"]
+def _infer_mixer(shapes: dict[str, tuple[int, ...]], user_config: ModelConfig | None) -> MixerConfig:
+    patch_height, patch_width, channels, width = shapes["stem/kernel"]
+    patches, hidden = shapes["MixerBlock_0/token_mixing/Dense_0/kernel"]
     return MixerConfig(
         width=width,
         channels=channels,
-        patch=(tall, wide),
-        resolution=infer_resolution(patches, (tall, wide), user_config),
+        patch=(patch_height, patch_width),
+        resolution=infer_resolution(patches, (patch_height, patch_width), user_config),
         token_mlp=hidden,
-        channel_mlp=shape["MixerBlock_0/channel_mixing/Dense_0/kernel"][1],
+        channel_mlp=shapes["MixerBlock_0/channel_mixing/Dense_0/kernel"][1],
         activation="gelu-tanh",
-        depth=count_layers(shape, "MixerBlock_", "/"),
-        classes=shape["head/kernel"][1] if "head/kernel" in shape else 0,
+        depth=count_layers(shapes, "MixerBlock_", "/"),
+        classes=shapes["head/kernel"][1] if "head/kernel" in shapes else 0,
     )
 
 
-def _read_bit(shape: dict[str, tuple[int, ...]], user_config: ModelConfig | None) -> ResNetConfig:
-    *_, channels, base = shape["resnet/root_block/standardized_conv2d/kernel"]
+def _infer_bit(shapes: dict[str, tuple[int, ...]], user_config: ModelConfig | None) -> ResNetConfig:
+    *_, channels, base = shapes["resnet/root_block/standardized_conv2d/kernel"]
     unit = "resnet/block{}/unit{:02}/a/standardized_conv2d/kernel"
-    stages = sum(unit.format(stage, 1) in shape for stage in range(1, 9))
-    layers = [sum(unit.format(stage, number) in shape for number in range(1, 100)) for stage in range(1, stages + 1)]
-    head = shape.get("resnet/head/conv2d/kernel")
+    stages = sum(unit.format(stage, 1) in shapes for stage in range(1, 9))
+    layers = [sum(unit.format(stage, number) in shapes for number in range(1, 100)) for stage in range(1, stages + 1)]
+    head = shapes.get("resnet/head/conv2d/kernel")
     return ResNetConfig(
         base=base,
         channels=channels,

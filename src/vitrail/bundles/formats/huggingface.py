@@ -1,4 +1,4 @@
-"""Weights of Hugging Face transformers: ViT and DeiT, with both naming schemes of attention."""
+"""Weight format of Hugging Face transformers: ViT and DeiT, with both naming schemes of attention."""
 
 import tempfile
 from collections.abc import Collection
@@ -40,36 +40,36 @@ _POOLER = "pooler.dense.weight"
 
 
 class HuggingFace(WeightFormat):
-    """ViTForImageClassification, ViTModel and DeiT, by their config.json and preprocessor_config.json."""
+    """ViTForImageClassification, ViTModel and DeiT, with their config.json and preprocessor_config.json."""
 
     library = "transformers"
 
     def recognises(self, names: Collection[str]) -> bool:
-        bare = {_without_prefix(name) for name in names}
+        bare = {_strip_prefix(name) for name in names}
         return "embeddings.patch_embeddings.projection.weight" in bare and any(
             ending in bare
             for ending in ("encoder.layer.0.intermediate.dense.weight", "layers.0.attention.q_proj.weight")
         )
 
     def prepare(self, checkpoint: LibraryCheckpoint) -> LibraryCheckpoint:
-        tensors = {_without_prefix(name): tensor for name, tensor in checkpoint.tensors.items()}
+        tensors = {_strip_prefix(name): tensor for name, tensor in checkpoint.tensors.items()}
         return checkpoint.renamed(tensors)
 
     def read(self, checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> InferredModel:
-        names, stated = checkpoint.tensors, checkpoint.document("config.json")
+        names, document = checkpoint.tensors, checkpoint.document("config.json")
         if any(name.startswith("distillation_classifier.") for name in names):
             raise UsageError("Model must have one head, got a distilled DeiT, which averages two.")
-        shape = checkpoint.shapes
-        width, channels, *patch = shape["embeddings.patch_embeddings.projection.weight"]
-        if stated.get("hidden_size", width) != width:
-            raise UsageError(f"config.json must be of this model, got hidden_size {stated['hidden_size']} for {width}.")
-        layers = "encoder.layer." if _is_old(names) else "layers."
-        hidden = "intermediate.dense.weight" if _is_old(names) else "mlp.fc1.weight"
-        query = "attention.attention.query.bias" if _is_old(names) else "attention.q_proj.bias"
-        heads, about_heads = read_heads(stated, width, user_config)
+        shapes = checkpoint.shapes
+        width, channels, *patch = shapes["embeddings.patch_embeddings.projection.weight"]
+        if (hidden_size := document.get("hidden_size", width)) != width:
+            raise UsageError(f"config.json must be of this model, got hidden_size {hidden_size} for {width}.")
+        layers = "encoder.layer." if _has_old_names(names) else "layers."
+        hidden = "intermediate.dense.weight" if _has_old_names(names) else "mlp.fc1.weight"
+        query = "attention.attention.query.bias" if _has_old_names(names) else "attention.q_proj.bias"
+        heads, heads_note = read_heads(document, width, user_config)
         is_distilled = _DISTILLATION in names
-        patches = shape[_POSITIONS][1] - 1 - is_distilled
-        size = stated.get("image_size", user_config.resolution if user_config is not None else None)
+        patches = shapes[_POSITIONS][1] - 1 - is_distilled
+        size = document.get("image_size", user_config.resolution if user_config is not None else None)
         if size is None:
             rows, columns = square_grid(patches)
             size = (rows * patch[0], columns * patch[1])
@@ -79,26 +79,26 @@ class HuggingFace(WeightFormat):
             patch=(patch[0], patch[1]),
             depth=count_layers(names, layers),
             heads=heads,
-            mlp=shape[f"{layers}0.{hidden}"][0],
+            mlp=shapes[f"{layers}0.{hidden}"][0],
             qkv_bias=f"{layers}0.{query}" in names,
             registers=int(is_distilled),
             resolution=tuple(size) if isinstance(size, list | tuple) else (size, size),
-            norm_epsilon=stated.get("layer_norm_eps", 1e-12),
-            activation=read_activation(stated),
+            norm_epsilon=document.get("layer_norm_eps", 1e-12),
+            activation=read_activation(document),
             representation="tanh" if _POOLER in names else "none",
             resize_rule="huggingface",
-            classes=shape["classifier.weight"][0] if "classifier.weight" in names else 0,
+            classes=shapes["classifier.weight"][0] if "classifier.weight" in names else 0,
         )
-        preprocess, about_pixels = read_processor(checkpoint, config)
-        about = None if stated else "there is no config.json: epsilon 1e-12 and exact GELU are taken"
+        preprocess, preprocess_note = read_processor(checkpoint, config)
+        config_note = None if document else "config.json is missing: epsilon 1e-12 and exact GELU are used"
         if is_distilled:
-            about = "the distillation token became a register: the head does not read it"
-        labels, about_labels = read_class_names(stated, config.classes) if config.classes else (None, None)
-        notes = drop_empty_notes([about_heads, about, about_labels])
-        return InferredModel(with_published_name(config), preprocess, labels, notes, about_pixels)
+            config_note = "the distillation token became a register: the head does not read it"
+        labels, labels_note = read_class_names(document, config.classes) if config.classes else (None, None)
+        notes = drop_empty_notes([heads_note, config_note, labels_note])
+        return InferredModel(with_published_name(config), preprocess, labels, notes, preprocess_note)
 
     def open_source(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> Forward:
-        # A distillation token, which became a register, is DeiT's.
+        # Only DeiT has a distillation token.
         model_type = "deit" if _DISTILLATION in checkpoint.tensors else "vit"
         classes = {"id2label": {str(index): f"LABEL_{index}" for index in range(config.classes)}}
         document = {"model_type": model_type, **self.mapping(config).settings(config), **classes}
@@ -122,7 +122,7 @@ class HuggingFace(WeightFormat):
             "id2label": {str(index): label for index, label in enumerate(labels)},
             "label2id": {label: index for index, label in enumerate(labels)},
         }
-        return {"config.json": model, "preprocessor_config.json": _write_preprocess(preprocess)}
+        return {"config.json": model, "preprocessor_config.json": _processor_document(preprocess)}
 
     def card(self, bundle: Bundle) -> str:
         config = bundle.model.config
@@ -136,33 +136,38 @@ class HuggingFace(WeightFormat):
 
     def open_written(self, config: ModelConfig, folder: Path) -> Forward:
         names = {name for entry in self.entries(config) for name in entry.theirs}
-        return _open_folder(config, folder, "vit", has_pooler=_POOLER in names)
+        return _open_transformers_folder(config, folder, "vit", has_pooler=_POOLER in names)
 
 
 _CLASSES = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
 
 
-def open_with_transformers(config: ModelConfig, checkpoint: LibraryCheckpoint, otherwise: dict[str, Any]) -> Forward:
-    """Open a checkpoint in transformers from its tensors and its config.json, without code that this may refer to. If
-    there is none, `otherwise` stands in for it: what the shapes of the tensors say."""
+def open_with_transformers(
+    config: ModelConfig, checkpoint: LibraryCheckpoint, inferred_document: dict[str, Any]
+) -> Forward:
+    """Open a checkpoint in transformers from its tensors and its config.json.
+
+    Code that config.json refers to is not run. If there is no config.json, `inferred_document` is used instead.
+    """
     document = {key: value for key, value in checkpoint.document("config.json").items() if key != "auto_map"}
-    document = document or otherwise
+    document = document or inferred_document
     with tempfile.TemporaryDirectory() as folder:
         write_json(Path(folder) / "config.json", document)
         tensors = {name: tensor.contiguous() for name, tensor in checkpoint.raw.items()}
         save_file(tensors, Path(folder) / HuggingFace.file)
         has_pooler = _POOLER in checkpoint.tensors
-        return _open_folder(config, Path(folder), document.get("model_type"), has_pooler=has_pooler)
+        return _open_transformers_folder(config, Path(folder), document.get("model_type"), has_pooler=has_pooler)
 
 
-def _open_folder(config: ModelConfig, folder: Path, model_type: Any, *, has_pooler: bool) -> Forward:
+def _open_transformers_folder(config: ModelConfig, folder: Path, model_type: Any, *, has_pooler: bool) -> Forward:
+    """Open a folder with transformers, by its class for `model_type`. Raise `Unverified` for an unsupported type."""
     if model_type not in _CLASSES:
         raise Unverified(f"config.json has model_type {model_type!r}, which is not supported")
-    messages = import_peer("transformers").logging
-    messages.set_verbosity_error()
-    messages.disable_progress_bar()
-    kind = import_peer("transformers", _CLASSES[model_type] + ("ForImageClassification" if config.classes else "Model"))
-    model, found = kind.from_pretrained(
+    logging = import_peer("transformers").logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    class_name = _CLASSES[model_type] + ("ForImageClassification" if config.classes else "Model")
+    model, loading_info = import_peer("transformers", class_name).from_pretrained(
         folder,
         local_files_only=True,
         use_safetensors=True,
@@ -170,8 +175,8 @@ def _open_folder(config: ModelConfig, folder: Path, model_type: Any, *, has_pool
         dtype=torch.float32,
         output_loading_info=True,
     )
-    if missing := [name for name in found["missing_keys"] if not name.startswith("pooler.")]:
-        raise RuntimeError(f"it misses {sorted(missing)[0]}")
+    if missing := [name for name in loading_info["missing_keys"] if not name.startswith("pooler.")]:
+        raise RuntimeError(f"tensor {sorted(missing)[0]} is missing")
     model.eval()
     if config.classes:
         return lambda images: model(images).logits
@@ -180,72 +185,77 @@ def _open_folder(config: ModelConfig, folder: Path, model_type: Any, *, has_pool
     return lambda images: model(images).last_hidden_state[:, 0]
 
 
-def read_heads(stated: dict[str, Any], width: int, user_config: ModelConfig | None) -> tuple[int, str | None]:
-    """Number of attention heads in a config.json; the usual one of this width, with a note, if it states none."""
-    heads = stated.get("num_attention_heads")
+def read_heads(document: dict[str, Any], width: int, user_config: ModelConfig | None) -> tuple[int, str | None]:
+    """Return the number of attention heads in a config.json, or else the inferred one with a note."""
+    heads = document.get("num_attention_heads")
     return infer_heads(width, user_config) if heads is None else (heads, None)
 
 
-def read_activation(stated: dict[str, Any]) -> Literal["gelu", "gelu-tanh", "relu"]:
-    """Our name for the activation in a config.json; exact GELU if it states none."""
-    activation = stated.get("hidden_act", "gelu")
+def read_activation(document: dict[str, Any]) -> Literal["gelu", "gelu-tanh", "relu"]:
+    """Return our name for the activation in a config.json. The default is exact GELU."""
+    activation = document.get("hidden_act", "gelu")
     if activation not in ACTIVATIONS:
         raise UsageError(f"Activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
     return ACTIVATIONS[activation]
 
 
-def read_class_names(stated: dict[str, Any], classes: int) -> tuple[tuple[str, ...] | None, str | None]:
-    """Class names; None for the placeholder names of Hugging Face."""
-    table = stated.get("id2label") or {}
-    found = [table.get(str(index)) for index in range(classes)]
-    if any(label is None for label in found) or found == [f"LABEL_{index}" for index in range(classes)]:
+def read_class_names(document: dict[str, Any], classes: int) -> tuple[tuple[str, ...] | None, str | None]:
+    """Return the class names in a config.json and a note. Placeholders (`LABEL_0`) give None as the names."""
+    table = document.get("id2label") or {}
+    labels = [table.get(str(index)) for index in range(classes)]
+    if any(label is None for label in labels) or labels == [f"LABEL_{index}" for index in range(classes)]:
         return None, "the files do not name the classes"
-    return make_unique(found)
+    return make_unique(labels)
 
 
-def _without_prefix(name: str) -> str:
+def _strip_prefix(name: str) -> str:
     return name.removeprefix("vit.").removeprefix("deit.")
 
 
-def _is_old(names: Collection[str]) -> bool:
+def _has_old_names(names: Collection[str]) -> bool:
+    """Return whether the tensor names are those of transformers before version 5."""
     return any(name.startswith("encoder.layer.") for name in names)
 
 
 def read_processor(checkpoint: LibraryCheckpoint, config: ViTConfig) -> tuple[Preprocess, str | None]:
-    stated = checkpoint.document("preprocessor_config.json")
-    if not stated:
+    """Read the preprocessing in preprocessor_config.json, or else the usual one. Return it with a note, if any."""
+    document = checkpoint.document("preprocessor_config.json")
+    if not document:
         return default_preprocess(config)
-    size, crop = _sides(stated.get("size") or config.resolution), None
-    if stated.get("do_center_crop"):
-        crop = _sides(stated.get("crop_size") or config.resolution)
+    size, crop = _height_and_width(document.get("size") or config.resolution), None
+    if document.get("do_center_crop"):
+        crop = _height_and_width(document.get("crop_size") or config.resolution)
     shorter = size.get("shortest_edge")
-    resized = shorter or size.get("height", config.resolution[0])
-    kept = crop.get("height", config.resolution[0]) if crop else resized
+    resized_height = shorter or size.get("height", config.resolution[0])
+    crop_height = crop.get("height", config.resolution[0]) if crop else resized_height
     note = None
-    if kept != config.resolution[0]:
-        note = f"the processor cuts {kept} px, the model reads {config.resolution[0]}: the model's size is taken"
+    if crop_height != config.resolution[0]:
+        height = config.resolution[0]
+        note = f"the processor crops to {crop_height} px, the model reads {height} px: the model's size is used"
     half = [0.5] * config.channels
     settings = {
         "resolution": config.resolution,
         "resize": "shorter" if shorter else "squash",
-        "crop_fraction": min(kept / resized, 1.0),
-        "interpolation": _RESAMPLE.get(stated.get("resample", 2), "bilinear"),
-        "mean": tuple(stated.get("image_mean") or half),
-        "std": tuple(stated.get("image_std") or half),
+        "crop_fraction": min(crop_height / resized_height, 1.0),
+        "interpolation": _RESAMPLE.get(document.get("resample", 2), "bilinear"),
+        "mean": tuple(document.get("image_mean") or half),
+        "std": tuple(document.get("image_std") or half),
     }
-    if stated.get("do_normalize") is False:
+    if document.get("do_normalize") is False:
         settings |= {"mean": (0.0,) * config.channels, "std": (1.0,) * config.channels}
     return Preprocess.from_json(settings), note
 
 
-def _sides(size: Any) -> dict[str, int]:
-    """Height and width from a number, a pair or a dictionary, as different versions write them."""
+def _height_and_width(size: Any) -> dict[str, int]:
+    """Return height and width from a number, a pair or a dictionary, as different versions of transformers write
+    them."""
     if isinstance(size, int):
         return {"height": size, "width": size}
     return size if isinstance(size, dict) else {"height": size[0], "width": size[1]}
 
 
-def _write_preprocess(preprocess: Preprocess) -> dict[str, Any]:
+def _processor_document(preprocess: Preprocess) -> dict[str, Any]:
+    """Return the preprocessor_config.json for a preprocessing."""
     height, width = preprocess.resolution
     document: dict[str, Any] = {
         "do_resize": True,
@@ -256,10 +266,12 @@ def _write_preprocess(preprocess: Preprocess) -> dict[str, Any]:
         "image_mean": list(preprocess.mean),
         "image_std": list(preprocess.std),
     }
-    wide, high = (int(side / preprocess.crop_fraction) for side in (width, height))
+    resized_width, resized_height = (int(side / preprocess.crop_fraction) for side in (width, height))
     if preprocess.resize == "squash" and preprocess.crop_fraction == 1:
         return document | {"image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}}
     # transformers' DeiT processor crops; its ViT processor does not.
-    size = {"shortest_edge": min(wide, high)} if preprocess.resize == "shorter" else {"height": high, "width": wide}
+    size = {"height": resized_height, "width": resized_width}
+    if preprocess.resize == "shorter":
+        size = {"shortest_edge": min(resized_width, resized_height)}
     crop = {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
     return document | crop | {"image_processor_type": "DeiTImageProcessor", "size": size}

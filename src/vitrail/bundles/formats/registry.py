@@ -1,4 +1,4 @@
-"""The weight formats by name, in the order in which they are tried when reading."""
+"""The registry of weight formats, in the order in which they are tried when reading."""
 
 from typing import TYPE_CHECKING
 
@@ -21,16 +21,16 @@ FORMATS: "Registry[type[WeightFormat]]" = Registry(
 )
 """Formats of other libraries. Another package adds one as `format.NAME`; it is tried after the built-in ones."""
 
-_READ_ONLY = ("dino",)  # named here because `--help` must not import the classes; a test holds both equal
+_READ_ONLY = ("dino",)  # listed here because `--help` must not import the classes; a test compares both
 
 
 def written_formats() -> list[str]:
-    """Names of the formats that `convert` can write: vitrail's own and those of other libraries."""
+    """Return the formats that `convert` can write: vitrail's own and those of other libraries."""
     return ["vitrail", *(name for name in FORMATS if name not in _READ_ONLY)]
 
 
 def check_written_format(name: str) -> None:
-    """Refuse a format that `convert` cannot write."""
-    known = written_formats()
-    if name not in known:
-        raise UsageError(f"Format must be one of {', '.join(known)}, got {name!r}.{did_you_mean(name, known)}")
+    """Raise UsageError for a format that `convert` cannot write."""
+    formats = written_formats()
+    if name not in formats:
+        raise UsageError(f"Format must be one of {', '.join(formats)}, got {name!r}.{did_you_mean(name, formats)}")

@@ -1,4 +1,4 @@
-"""Weights of timm (huggingface/pytorch-image-models)."""
+"""Weight format of timm (huggingface/pytorch-image-models)."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -31,10 +31,19 @@ from vitrail.models.zoo import MODELS, TIMM
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu"}
 
 # timm's function for each model, at the usual resolution.
-ARCHITECTURES = {alias.name: theirs for theirs, alias in TIMM.items() if alias.resolution == 224}
+ARCHITECTURES = {alias.name: function for function, alias in TIMM.items() if alias.resolution == 224}
 
 # Settings in which a model may differ from the published one of its name.
-_FREE = ("classes", "channels", "resolution", "dropout", "drop_path", "resize_rule", "activation", "norm_epsilon")
+_FREE_SETTINGS = (
+    "classes",
+    "channels",
+    "resolution",
+    "dropout",
+    "drop_path",
+    "resize_rule",
+    "activation",
+    "norm_epsilon",
+)
 
 
 class Timm(WeightFormat):
@@ -49,17 +58,17 @@ class Timm(WeightFormat):
     def read(self, checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> InferredModel:
         names = checkpoint.tensors
         if "blocks.0.mlp_tokens.fc1.weight" in names:
-            config, notes = _read_mixer(checkpoint, user_config), []
+            config, notes = _infer_mixer(checkpoint, user_config), []
         elif "stages.0.blocks.0.conv1.weight" in names:
-            config, notes = _read_bit(checkpoint, user_config), []
+            config, notes = _infer_bit(checkpoint, user_config), []
         else:
-            config, notes = _read_vit(checkpoint, user_config)
-        preprocess, about_pixels = _read_preprocess(checkpoint, config)
-        labels, about_labels = None, None
-        if names_given := checkpoint.document("config.json").get("label_names"):
-            labels, about_labels = make_unique(names_given)
+            config, notes = _infer_vit(checkpoint, user_config)
+        preprocess, preprocess_note = _read_preprocess(checkpoint, config)
+        labels, labels_note = None, None
+        if label_names := checkpoint.document("config.json").get("label_names"):
+            labels, labels_note = make_unique(label_names)
         return InferredModel(
-            with_published_name(config), preprocess, labels, drop_empty_notes([*notes, about_labels]), about_pixels
+            with_published_name(config), preprocess, labels, drop_empty_notes([*notes, labels_note]), preprocess_note
         )
 
     def open_source(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> Forward:
@@ -110,11 +119,11 @@ class Timm(WeightFormat):
 
 
 def build_with_timm(config: ModelConfig, document: dict[str, Any]) -> Any:
-    """timm's model without weights: by the function that config.json names, which also verifies our assumptions;
-    otherwise from our configuration.
+    """Build timm's model without weights, from the function that config.json names or else from our configuration.
 
-    config.json comes from elsewhere: it may name a model of timm itself, but no repository and no file (timm reads
-    `hf-hub:...`, `local-dir:...` and `checkpoint_path`), and none of its settings may make the model larger.
+    The function that config.json names also verifies our assumptions. config.json is untrusted: it may name a model of
+    timm, but no repository and no file (timm reads `hf-hub:...`, `local-dir:...` and `checkpoint_path`), and its
+    settings may not make the model larger. Raise `Unverified` otherwise.
     """
     timm = import_peer("timm")
     try:
@@ -125,89 +134,95 @@ def build_with_timm(config: ModelConfig, document: dict[str, Any]) -> Any:
     if document.get("architecture"):
         if not timm.is_model(function):
             raise Unverified(f"timm has no model {function!r}, which config.json names")
-        stated = {name: value for name, value in (document.get("model_args") or {}).items() if name != "num_classes"}
-        for name, value in stated.items():
-            if name in _FACTORY_ARGUMENTS or _largest(value) > 1.01 * _largest(arguments.get(name)):  # rounded
+        model_args = {name: arg for name, arg in (document.get("model_args") or {}).items() if name != "num_classes"}
+        for name, value in model_args.items():
+            # 1 % larger is allowed, because values such as mlp_ratio are rounded.
+            if name in _FACTORY_ARGUMENTS or _largest_number(value) > 1.01 * _largest_number(arguments.get(name)):
                 raise Unverified(f"config.json sets {name} to {str(value)[:40]}, which does not fit the tensors")
-        arguments = {**{name: arguments[name] for name in _FROM_TENSORS if name in arguments}, **stated}
+        arguments = {**{name: arguments[name] for name in _FROM_TENSORS if name in arguments}, **model_args}
     return timm.create_model(function, pretrained=False, **{**arguments, "num_classes": config.classes})
 
 
-# Arguments of `timm.create_model` itself, which load files; all others go to the model.
+# Arguments of `timm.create_model` itself, which load files. All others are passed to the model.
 _FACTORY_ARGUMENTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 
-# Arguments that the shapes of the tensors tell, so that those of the function need not be verified.
+# Arguments that follow from the shapes of the tensors, so that the defaults of timm's function need no verification.
 _FROM_TENSORS = ("img_size", "in_chans")
 
 
-def _largest(value: object) -> float:
-    """The largest number in a value of JSON, at least 1."""
+def _largest_number(value: object) -> float:
+    """Return the largest number in a JSON value, at least 1."""
     values = value if isinstance(value, list) else [value]
     return max([1.0, *(float(number) for number in values if isinstance(number, int | float))])
 
 
 def architecture(config: ModelConfig) -> str:
-    """timm's function for this model: one for the whole family, with arguments, or that of the published model that
-    this one must equal."""
+    """Return the name of timm's function for this model.
+
+    Some families have one function with arguments. In the others, raise UsageError unless the model equals a published
+    model that timm has.
+    """
     if (function := Timm("timm").mapping(config).function) is not None:
         return function
-    known = MODELS.get(config.name)
-    own = {name: value for name, value in config.to_json().items() if name in _FREE}
-    if known is None or config.name not in ARCHITECTURES or known.replace(**own) != config:
+    published = MODELS.get(config.name)
+    free_settings = {name: value for name, value in config.to_json().items() if name in _FREE_SETTINGS}
+    if published is None or config.name not in ARCHITECTURES or published.replace(**free_settings) != config:
         raise UsageError(f"Model must be one that timm has by name, got {config.name or config.family}.")
     return ARCHITECTURES[config.name]
 
 
-def _read_vit(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> tuple[ModelConfig, list[str | None]]:
-    names, shape = checkpoint.tensors, checkpoint.shapes
+def _infer_vit(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> tuple[ModelConfig, list[str | None]]:
+    names, shapes = checkpoint.tensors, checkpoint.shapes
     document = checkpoint.document("config.json")
     arguments = document.get("model_args") or {}
     if "quickgelu" in document.get("architecture", "") or arguments.get("act_layer") not in (None, *_ACTIVATIONS):
-        raise UsageError("Activation must be GELU, its tanh form or ReLU, got a model with another.")
+        raise UsageError("Activation must be GELU, its tanh form or ReLU, got another one.")
     if "head_dist.weight" in names:
         raise UsageError("Model must have one head, got a distilled DeiT, which averages two.")
     if any(name.startswith("fc_norm.") for name in names):
-        raise UsageError("Model must normalise before it pools, got one that does it after (timm's fc_norm).")
-    width, depth = shape["patch_embed.proj.weight"][0], count_layers(names, "blocks.")
+        raise UsageError(
+            "Model must normalise before it pools, got one that normalises after pooling (timm's fc_norm)."
+        )
+    width, depth = shapes["patch_embed.proj.weight"][0], count_layers(names, "blocks.")
     if document.get("num_features", width) != width or arguments.get("embed_dim", width) != width:
         raise UsageError(f"config.json must be of this model, got another width than {width}.")
-    heads, about_heads = arguments.get("num_heads"), None
+    heads, heads_note = arguments.get("num_heads"), None
     if heads is None:
-        heads, about_heads = infer_heads(width, user_config)
+        heads, heads_note = infer_heads(width, user_config)
     pool = "cls" if "cls_token" in names else "map" if "attn_pool.latent" in names else "gap"
-    registers = shape["reg_token"][1] if "reg_token" in names else 0
+    registers = shapes["reg_token"][1] if "reg_token" in names else 0
     settings: dict[str, Any] = {
         "width": width,
         "depth": depth,
         "heads": heads,
-        "mlp": shape["blocks.0.mlp.fc1.weight"][0],
-        "patch": shape["patch_embed.proj.weight"][2:],
+        "mlp": shapes["blocks.0.mlp.fc1.weight"][0],
+        "patch": shapes["patch_embed.proj.weight"][2:],
         "pool": pool,
         "registers": registers,
         "qkv_bias": "blocks.0.attn.qkv.bias" in names,
         "resize_rule": "timm",
         "activation": _ACTIVATIONS[arguments.get("act_layer") or "gelu"],
         "representation": "tanh" if "pre_logits.fc.weight" in names else "none",
-        "classes": shape["head.weight"][0] if "head.weight" in names else 0,
+        "classes": shapes["head.weight"][0] if "head.weight" in names else 0,
     }
     if "blocks.0.ls1.gamma" in names:
         settings["layer_scale"] = 1e-5
-    rows = shape["pos_embed"][1] if "pos_embed" in names else 0
+    rows = shapes["pos_embed"][1] if "pos_embed" in names else 0
     if not rows:
-        raise UsageError("Model must have learned positions (pos_embed), got one without.")
+        raise UsageError("Model must have learned positions (pos_embed), got none.")
     size = (document.get("pretrained_cfg") or {}).get("input_size")
-    plan: type[ViTConfig] = ViTConfig
+    config_class: type[ViTConfig] = ViTConfig
     if any(name.startswith("patch_embed.backbone.") for name in names):
-        plan = HybridConfig
-        settings |= _stem(names)
+        config_class = HybridConfig
+        settings |= _infer_stem(names)
     settings |= infer_positions(settings, rows, user_config, size[1:] if size else None)
-    reads_pixels = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
-    first = next((name for name in reads_pixels if name in shape), "patch_embed.proj.weight")
-    settings["channels"] = shape[first][1]
-    return plan(**settings), [about_heads]
+    stem_kernels = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
+    first_kernel = next((name for name in stem_kernels if name in shapes), "patch_embed.proj.weight")
+    settings["channels"] = shapes[first_kernel][1]
+    return config_class(**settings), [heads_note]
 
 
-def _stem(names: Collection[str]) -> dict[str, Any]:
+def _infer_stem(names: Collection[str]) -> dict[str, Any]:
     prefix = "patch_embed.backbone.stages."
     if not any(name.startswith(prefix) for name in names):
         return {"stem_layers": ()}
@@ -215,49 +230,50 @@ def _stem(names: Collection[str]) -> dict[str, Any]:
     return {"stem_layers": tuple(count_layers(names, f"{prefix}{stage}.blocks.") for stage in range(stages))}
 
 
-def _read_mixer(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> ModelConfig:
-    shape = checkpoint.shapes
-    width, channels, *patch = shape["stem.proj.weight"]
-    hidden, patches = shape["blocks.0.mlp_tokens.fc1.weight"]
+def _infer_mixer(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> ModelConfig:
+    shapes = checkpoint.shapes
+    width, channels, *patch = shapes["stem.proj.weight"]
+    hidden, patches = shapes["blocks.0.mlp_tokens.fc1.weight"]
     return MixerConfig(
         width=width,
         channels=channels,
         patch=(patch[0], patch[1]),
         resolution=infer_resolution(patches, patch, user_config),
-        depth=count_layers(shape, "blocks."),
+        depth=count_layers(shapes, "blocks."),
         token_mlp=hidden,
-        channel_mlp=shape["blocks.0.mlp_channels.fc1.weight"][0],
-        classes=shape["head.weight"][0] if "head.weight" in shape else 0,
+        channel_mlp=shapes["blocks.0.mlp_channels.fc1.weight"][0],
+        classes=shapes["head.weight"][0] if "head.weight" in shapes else 0,
     )
 
 
-def _read_bit(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> ModelConfig:
-    shape = checkpoint.shapes
-    base, channels, *_ = shape["stem.conv.weight"]
+def _infer_bit(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> ModelConfig:
+    shapes = checkpoint.shapes
+    base, channels, *_ = shapes["stem.conv.weight"]
     size = (checkpoint.document("config.json").get("pretrained_cfg") or {}).get("input_size")
     resolution = tuple(size[1:]) if size else user_config.resolution if user_config is not None else (224, 224)
-    stages = count_layers(shape, "stages.")
+    stages = count_layers(shapes, "stages.")
     return ResNetConfig(
         base=base,
         channels=channels,
         resolution=resolution,
-        layers=tuple(count_layers(shape, f"stages.{stage}.blocks.") for stage in range(stages)),
-        classes=shape["head.fc.weight"][0] if "head.fc.weight" in shape else 0,
+        layers=tuple(count_layers(shapes, f"stages.{stage}.blocks.") for stage in range(stages)),
+        classes=shapes["head.fc.weight"][0] if "head.fc.weight" in shapes else 0,
     )
 
 
 def _read_preprocess(checkpoint: LibraryCheckpoint, config: ModelConfig) -> tuple[Preprocess, str | None]:
-    stated = checkpoint.document("config.json").get("pretrained_cfg") or {}
-    if not stated:
+    """Return the preprocessing in config.json (`pretrained_cfg`), or else the usual one with a note."""
+    pretrained_cfg = checkpoint.document("config.json").get("pretrained_cfg") or {}
+    if not pretrained_cfg:
         return default_preprocess(config)
-    interpolation = stated.get("interpolation", "bicubic")
+    interpolation = pretrained_cfg.get("interpolation", "bicubic")
     modes = {"center": "shorter", "squash": "squash", "border": "pad"}
     settings = {
         "resolution": config.resolution,
-        "mean": tuple(stated.get("mean", IMAGENET_MEAN)),
-        "std": tuple(stated.get("std", IMAGENET_STD)),
-        "crop_fraction": stated.get("crop_pct", 0.875),
+        "mean": tuple(pretrained_cfg.get("mean", IMAGENET_MEAN)),
+        "std": tuple(pretrained_cfg.get("std", IMAGENET_STD)),
+        "crop_fraction": pretrained_cfg.get("crop_pct", 0.875),
         "interpolation": interpolation if interpolation in ("bilinear", "bicubic") else "bicubic",
-        "resize": modes.get(stated.get("crop_mode", "center"), "shorter"),
+        "resize": modes.get(pretrained_cfg.get("crop_mode", "center"), "shorter"),
     }
     return Preprocess.from_json(settings), None

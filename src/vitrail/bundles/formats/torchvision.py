@@ -1,4 +1,4 @@
-"""Weights of torchvision: vit_b_16 and the other ViTs."""
+"""Weight format of torchvision: vit_b_16 and the other ViTs."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -34,41 +34,43 @@ _FUNCTIONS = {
 
 
 class Torchvision(WeightFormat):
-    """State dicts of torchvision's VisionTransformer, which have no settings beside them."""
+    """State dicts of torchvision's VisionTransformer, which come without settings."""
 
     def recognises(self, names: Collection[str]) -> bool:
         return "conv_proj.weight" in names and "encoder.pos_embedding" in names
 
     def read(self, checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> InferredModel:
-        shape = checkpoint.shapes
-        width, channels, *patch = shape["conv_proj.weight"]
-        heads, about_heads = infer_heads(width, user_config)
-        resolution = infer_resolution(shape["encoder.pos_embedding"][1] - 1, patch, user_config)
-        # Checkpoints before version 0.14 call the layers of the MLP otherwise.
-        hidden = "mlp.0.weight" if f"{_LAYERS}0.mlp.0.weight" in shape else "mlp.linear_1.weight"
+        shapes = checkpoint.shapes
+        width, channels, *patch = shapes["conv_proj.weight"]
+        heads, heads_note = infer_heads(width, user_config)
+        resolution = infer_resolution(shapes["encoder.pos_embedding"][1] - 1, patch, user_config)
+        # Older checkpoints (before torchvision 0.14) use another name for this layer.
+        hidden = "mlp.0.weight" if f"{_LAYERS}0.mlp.0.weight" in shapes else "mlp.linear_1.weight"
         config = ViTConfig(
             width=width,
             channels=channels,
             patch=(patch[0], patch[1]),
-            depth=count_layers(shape, _LAYERS),
+            depth=count_layers(shapes, _LAYERS),
             heads=heads,
-            mlp=shape[f"{_LAYERS}0.{hidden}"][0],
+            mlp=shapes[f"{_LAYERS}0.{hidden}"][0],
             resolution=resolution,
             resize_rule="torchvision",
-            representation="tanh" if "heads.pre_logits.weight" in shape else "none",
-            classes=shape["heads.head.weight"][0] if "heads.head.weight" in shape else 0,
+            representation="tanh" if "heads.pre_logits.weight" in shapes else "none",
+            classes=shapes["heads.head.weight"][0] if "heads.head.weight" in shapes else 0,
         )
-        crop = 0.875 if resolution == (224, 224) else 1.0  # its weights state 256 -> 224, the larger ones no margin
+        crop = (
+            0.875 if resolution == (224, 224) else 1.0
+        )  # torchvision resizes to 256 for 224, and crops no margin at higher resolutions
         preprocess = Preprocess(
             resolution=resolution, crop_fraction=crop, interpolation="bilinear" if crop < 1 else "bicubic"
         )
-        about = "a state dict does not state its preprocessing; torchvision's own is taken (ImageNet's mean)"
+        preprocess_note = "a state dict does not state its preprocessing; torchvision's is used (mean of ImageNet)"
         return InferredModel(
-            with_published_name(config), preprocess, notes=drop_empty_notes([about_heads]), about_pixels=about
+            with_published_name(config), preprocess, notes=drop_empty_notes([heads_note]), about_pixels=preprocess_note
         )
 
     def open_source(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> Forward:
-        return _open_by_torchvision(self.mapping(config).settings(config), checkpoint.raw)
+        return _open_with_torchvision(self.mapping(config).settings(config), checkpoint.raw)
 
     def check(self, bundle: Bundle) -> list[str]:
         config = bundle.model.config
@@ -77,12 +79,14 @@ class Torchvision(WeightFormat):
         return epsilon_notes(config, "torchvision")
 
     def open_written(self, config: ModelConfig, folder: Path) -> Forward:
-        return _open_by_torchvision(self.mapping(config).settings(config), load_file(folder / self.file))
+        return _open_with_torchvision(self.mapping(config).settings(config), load_file(folder / self.file))
 
 
-def _open_by_torchvision(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Forward:
-    """Open with torchvision's function for this width and patch if there is one, which also verifies the number of
-    heads."""
+def _open_with_torchvision(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Forward:
+    """Build torchvision's model with these tensors.
+
+    Its function for this width and patch is used if there is one, which also verifies the number of heads.
+    """
     if not settings["num_classes"]:
         raise Unverified("torchvision has no ViT without a head")
     models = import_peer("torchvision").models

@@ -22,45 +22,47 @@ from vitrail.core.terminal import say
 
 
 class Hub(Remote):
-    """A repository of models: only its weights and the documents that belong to them are fetched."""
+    """Repositories of models. Only the weights and the documents that belong to them are fetched."""
 
     def fetch(self, address: str, sha256: str | None) -> Download:
-        repository, revision = _parse(address)
+        repository, revision = _parse_hub_address(address)
         client = _import_client(address)
-        snapshot = _look(client, repository, revision)
-        name = choose_weights(snapshot.names, f"hf:{snapshot.repository}")
-        beside = [_get(client, snapshot, one) for one in snapshot.names if one in READ_FILES]
-        # By the name that the user gave, which the client then remembers for the time without a network.
-        files = [_get(client, snapshot, name, revision or client.constants.DEFAULT_REVISION)]
+        snapshot = _list_repository(client, repository, revision)
+        weights_name = choose_weights(snapshot.names, f"hf:{snapshot.repository}")
+        documents = [_fetch_file(client, snapshot, name) for name in snapshot.names if name in READ_FILES]
+        # Fetched by the revision that the user named, because the client caches its commit for use offline.
+        files = [_fetch_file(client, snapshot, weights_name, revision or client.constants.DEFAULT_REVISION)]
         if files[0].parent.name != snapshot.commit:
-            raise VitrailError(f"hf:{repository} has changed while it was fetched. Fetch it again.")
-        if name.endswith(".index.json"):
+            raise VitrailError(f"hf:{repository} changed while it was fetched. Fetch it again.")
+        if weights_name.endswith(".index.json"):
             if sha256 is not None:
-                raise UsageError(f"--sha256 must be of one file, got a repository with several: {name}.")
-            files += [_get(client, snapshot, shard) for shard in read_index(files[0])]
-        found = {path.name: _verified(path) for path in (*files, *beside)}
+                raise UsageError(f"--sha256 must be of one file, got a repository with several: {weights_name}.")
+            files += [_fetch_file(client, snapshot, shard) for shard in read_index(files[0])]
+        digests = {path.name: _verify_cached_file(path) for path in (*files, *documents)}
         try:
-            check_sha256(sha256, found[name], f"{name} of hf:{snapshot.repository}")
+            check_sha256(sha256, digests[weights_name], f"{weights_name} of hf:{snapshot.repository}")
         except CorruptFileError:
-            _forget(files)
+            _remove_from_cache(files)
             raise
         return Download(
-            path=files[0].parent if name in WEIGHTS else files[0],
-            address=f"hf:{snapshot.present_name}@{snapshot.commit}",
-            weights={path.name: found[path.name] for path in files if not path.name.endswith(".json")},
-            discard=lambda: _forget(files),
+            path=files[0].parent if weights_name in WEIGHTS else files[0],
+            address=f"hf:{snapshot.current_name}@{snapshot.commit}",
+            weights={path.name: digests[path.name] for path in files if not path.name.endswith(".json")},
+            discard=lambda: _remove_from_cache(files),
             notes=snapshot.notes,
         )
 
 
 def _import_client(address: str) -> ModuleType:
+    """Import huggingface_hub. `address` is the source in the error if it is not installed."""
     client = import_extra("huggingface_hub", extra="hub", subject=f"The source {address}")
     for part in ("constants", "errors"):
         import_without_telemetry(f"huggingface_hub.{part}")
     return client
 
 
-def _parse(address: str) -> tuple[str, str | None]:
+def _parse_hub_address(address: str) -> tuple[str, str | None]:
+    """Split `hf:owner/repository@revision` into repository and revision."""
     repository, at, revision = address.partition(":")[2].removeprefix("//").partition("@")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", repository, re.ASCII) or (at and not revision):
         raise UsageError(f"Repository must be hf:owner/name, or hf:owner/name@revision, got {address!r}.")
@@ -71,127 +73,136 @@ class _Snapshot(NamedTuple):
     """A repository at one commit."""
 
     repository: str
-    """As the user calls it."""
-    present_name: str
-    """As the Hub calls it now."""
+    """Name of the repository that the user typed."""
+    current_name: str
+    """Current name of the repository on the Hub, which differs if it was renamed."""
     commit: str
     names: list[str]
-    """Its files; without a connection, those in the cache."""
+    """File names of the repository. Offline, those in the cache."""
     folder: Path | None
-    """The folder in the cache, without a connection."""
+    """Offline, the folder in the cache; otherwise None."""
     notes: tuple[str, ...] = ()
 
 
-def _look(client: ModuleType, repository: str, revision: str | None) -> _Snapshot:
-    """List a repository; without a connection, what the cache has of it."""
+def _list_repository(client: ModuleType, repository: str, revision: str | None) -> _Snapshot:
+    """List the files of a repository. If the Hub cannot be reached, list those in the cache."""
     try:
-        with _in_one_line(client, repository, revision):
+        with _convert_client_errors(client, repository, revision):
             info = client.HfApi().model_info(repository, revision=revision)
-            if not re.fullmatch(r"[0-9a-f]{40}", info.sha):  # the client makes paths of it
+            if not re.fullmatch(r"[0-9a-f]{40}", info.sha):  # the client uses it in paths
                 raise ValueError("a commit")
-    except _Unreachable as wall:
-        folder = _cached(client, repository, revision)
+    except _HubUnreachable as error:
+        folder = _find_cached_folder(client, repository, revision)
         if folder is None:
             raise
         names = [path.name for path in folder.iterdir() if path.is_file()]
-        note = f"{wall.reason}: the copy in the cache is used"
-        return _Snapshot(repository, repository, folder.name, names, folder, () if wall.is_wanted else (note,))
+        note = f"{error.reason}: the copy in the cache is used"
+        return _Snapshot(repository, repository, folder.name, names, folder, () if error.is_offline_mode else (note,))
     notes = () if info.id == repository else (f"hf:{repository} is now called hf:{info.id}",)
     return _Snapshot(repository, info.id, info.sha, [file.rfilename for file in info.siblings or ()], None, notes)
 
 
-def _cached(client: ModuleType, repository: str, revision: str | None) -> Path | None:
-    """The folder of a repository in the client's cache, if it has been fetched before."""
+def _find_cached_folder(client: ModuleType, repository: str, revision: str | None) -> Path | None:
+    """Return the folder of a repository in the client's cache, if it has been fetched before."""
     for name in (*WEIGHTS, *READ_FILES):
-        found = client.try_to_load_from_cache(repository, name, revision=revision)
-        if isinstance(found, str):
-            return Path(found).parent
+        cached_path = client.try_to_load_from_cache(repository, name, revision=revision)
+        if isinstance(cached_path, str):
+            return Path(cached_path).parent
     return None
 
 
-def _get(client: ModuleType, snapshot: _Snapshot, name: str, revision: str | None = None) -> Path:
-    """One file, in the client's cache; of another revision than the snapshot's commit, if one is given."""
+def _fetch_file(client: ModuleType, snapshot: _Snapshot, name: str, revision: str | None = None) -> Path:
+    """Fetch a file into the client's cache and return its path. The default revision is the snapshot's commit."""
     if name not in snapshot.names:
         raise CorruptFileError(f"hf:{snapshot.repository} must have the file {name}, which its index names, got none.")
     if snapshot.folder is not None:
         return snapshot.folder / name
-    known = client.try_to_load_from_cache(snapshot.repository, name, revision=snapshot.commit)
-    if name.endswith(tuple(WEIGHTS)) and not isinstance(known, str):
+    cached_path = client.try_to_load_from_cache(snapshot.repository, name, revision=snapshot.commit)
+    if name.endswith(tuple(WEIGHTS)) and not isinstance(cached_path, str):
         say(f"fetching {name} of hf:{snapshot.repository}")
-    with _in_one_line(client, snapshot.repository, snapshot.commit):
+    with _convert_client_errors(client, snapshot.repository, snapshot.commit):
         return Path(client.hf_hub_download(snapshot.repository, name, revision=revision or snapshot.commit))
 
 
-def _verified(path: Path) -> str:
-    """The SHA-256 of a file in the cache. The client compares only sizes; the cache names each file by its hash."""
+def _verify_cached_file(path: Path) -> str:
+    """Verify a file in the client's cache by the hash that is its name, and return its SHA-256.
+
+    The client itself compares only sizes. A corrupt file is removed from the cache, and CorruptFileError is raised.
+    """
     digest = checksum(path)
-    stated = Path(os.readlink(path)).name if path.is_symlink() else ""  # noqa: PTH115 - one step, not the last target
-    is_wrong = len(stated) == 64 and stated != digest
-    if len(stated) == 40:  # small files are named as git does it
+    expected = Path(os.readlink(path)).name if path.is_symlink() else ""  # noqa: PTH115 - one step, not the last target
+    is_corrupt = len(expected) == 64 and expected != digest
+    if len(expected) == 40:  # small files are named by their git hash
         content = path.read_bytes()
-        is_wrong = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest() != stated
-    if is_wrong:
-        _forget([path])
+        git_hash = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        is_corrupt = git_hash != expected
+    if is_corrupt:
+        _remove_from_cache([path])
         raise CorruptFileError(
-            path=path.name, cause=f"came damaged: its hash must be {stated}", advice="Fetch it again."
+            path=path.name, cause=f"is corrupt: its hash must be {expected}", advice="Fetch it again."
         )
     return digest
 
 
-def _forget(paths: Iterable[Path]) -> None:
-    """Remove files from the cache."""
+def _remove_from_cache(paths: Iterable[Path]) -> None:
+    """Remove files and the blobs that they link to from the client's cache."""
     for path in paths:
         blob = path.parent / os.readlink(path) if path.is_symlink() else path  # noqa: PTH115
         path.unlink(missing_ok=True)
         blob.unlink(missing_ok=True)
 
 
-class _Unreachable(VitrailError):
+class _HubUnreachable(VitrailError):
     """The Hub cannot be reached."""
 
-    def __init__(self, repository: str, reason: str, *, is_wanted: bool) -> None:
-        self.reason, self.is_wanted = reason, is_wanted
+    def __init__(self, repository: str, reason: str, *, is_offline_mode: bool) -> None:
+        self.reason, self.is_offline_mode = reason, is_offline_mode
         super().__init__(
-            f"{reason}, and hf:{repository} is not in the cache. Where there is a network, run: hf download"
-            f" {repository} --local-dir FOLDER; bring FOLDER here, then: vitrail convert FOLDER DST"
+            f"{reason}, and hf:{repository} is not in the cache. On a machine with a network, run: hf download"
+            f" {repository} --local-dir FOLDER; copy FOLDER to this machine, then: vitrail convert FOLDER DST"
         )
 
 
 @contextlib.contextmanager
-def _in_one_line(client: ModuleType, repository: str, revision: str | None) -> Generator[None]:
-    """Errors of the client in our words."""
-    errors, at = client.errors, f"hf:{repository}"
+def _convert_client_errors(client: ModuleType, repository: str, revision: str | None) -> Generator[None]:
+    """Convert errors of the client to VitrailError and UsageError with one line each."""
+    errors, address = client.errors, f"hf:{repository}"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on the space of the disk, on tokens
+            warnings.simplefilter("ignore")  # about disk space and tokens
             yield
     except errors.GatedRepoError:
         raise UsageError(
-            f"{at} is gated: accept its terms at {client.constants.ENDPOINT}/{repository}, then log in (hf auth login)"
-            " or set HF_TOKEN."
+            f"{address} is gated: accept its terms at {client.constants.ENDPOINT}/{repository}, then log in"
+            " (hf auth login) or set HF_TOKEN."
         ) from None
     except errors.RevisionNotFoundError:
-        raise UsageError(f"Revision must be one of {at}, got {revision!r}.") from None
+        raise UsageError(f"Revision must be one of {address}, got {revision!r}.") from None
     except errors.RepositoryNotFoundError:
         raise UsageError(
-            f"Repository must be one that the Hub has, got {at!r}. If it is private, log in (hf auth login) or set"
+            f"Repository must be one that the Hub has, got {address!r}. If it is private, log in (hf auth login) or set"
             " HF_TOKEN."
         ) from None
     except errors.HFValidationError as error:
-        raise UsageError(f"Repository must be hf:owner/name, got {at!r} ({first_line(error)}).") from None
+        raise UsageError(f"Repository must be hf:owner/name, got {address!r} ({first_line(error)}).") from None
     except errors.OfflineModeIsEnabled:
-        raise _Unreachable(repository, "HF_HUB_OFFLINE is set", is_wanted=True) from None
+        raise _HubUnreachable(repository, "HF_HUB_OFFLINE is set", is_offline_mode=True) from None
     except errors.HTTPError as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403):
-            raise UsageError(f"The Hub refuses the token for {at} ({status}). Log in again: hf auth login") from None
+            raise UsageError(
+                f"The Hub refuses the token for {address} ({status}). Log in again: hf auth login"
+            ) from None
         reason = f"it answers {status}" if status else first_line(error)
-        raise _Unreachable(repository, f"The Hub cannot be reached ({reason})", is_wanted=False) from None
+        raise _HubUnreachable(repository, f"The Hub cannot be reached ({reason})", is_offline_mode=False) from None
     except errors.LocalEntryNotFoundError as error:
         reason = first_line(error.__cause__ or error)
-        raise _Unreachable(repository, f"The Hub cannot be reached ({reason})", is_wanted=False) from None
-    except (ValueError, TypeError, KeyError, AttributeError):  # a page of a proxy, for instance
-        raise _Unreachable(repository, "The Hub cannot be reached (what answers is no Hub)", is_wanted=False) from None
+        raise _HubUnreachable(repository, f"The Hub cannot be reached ({reason})", is_offline_mode=False) from None
+    except (ValueError, TypeError, KeyError, AttributeError):  # for instance the login page of a proxy
+        reason = "The Hub cannot be reached (the response is not from the Hub)"
+        raise _HubUnreachable(repository, reason, is_offline_mode=False) from None
     except OSError as error:
         reason = error.strerror or first_line(error)
-        raise VitrailError(f"{at} could not be fetched into the cache ({reason}). Nothing of it is kept.") from None
+        raise VitrailError(
+            f"{address} could not be fetched into the cache ({reason}). No partial file is kept."
+        ) from None

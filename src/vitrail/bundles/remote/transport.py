@@ -1,8 +1,8 @@
-"""HTTP requests for weights: which addresses may be asked, and how fast they must answer.
+"""HTTP requests for weights, restricted to allowed addresses and with a time limit for every read.
 
-An address is `https://`, or `http://` on this machine. What a public server redirects to must be public, too: services
-on this machine and in private networks often trust everybody who reaches them. That is checked for the IP address to
-which the connection is then made, because a name can have another address the next time it is looked up.
+An address is `https://`, or `http://` on this machine. A public server may redirect only to public addresses, because
+services on this machine and in private networks often trust every client that reaches them. The check applies to the
+IP address of the connection itself, because a name can resolve to another address the next time.
 """
 
 import http.client
@@ -18,29 +18,32 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from vitrail.core.errors import UsageError
 
 PATIENCE = 30.0
-"""Seconds in which a server must connect, in which its headers must come, and then every `CHUNK`."""
+"""Time limit in seconds: for the connection, for the headers, and for each `CHUNK` of the body."""
 CHUNK = 30_000
-"""Bytes."""
-_MOST_ADDRESSES = 16  # of one name that are tried
+"""Bytes per read of the body."""
+_MAX_ADDRESSES = 16  # IP addresses of a host name that are tried
 
 
 class RefusedError(Exception):
-    """The address gives no file; the message says why."""
+    """No file can be fetched from an address. The message is the reason."""
 
 
 def open_address(address: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-    """The answer to a request, after redirects. Read it in pieces of `CHUNK`: each must come within `PATIENCE`."""
+    """Request an address and return the response, after redirects.
+
+    Read the response in chunks of `CHUNK` bytes: each read raises TimeoutError after `PATIENCE` seconds.
+    """
     route = _Route()
-    opener = urllib.request.build_opener(_Redirects(), _PlainHandler(route), _SecureHandler(route))
+    opener = urllib.request.build_opener(_RedirectHandler(), _PlainHandler(route), _SecureHandler(route))
     return opener.open(urllib.request.Request(address, headers=dict(headers)), timeout=PATIENCE)
 
 
 def parse_address(address: str) -> SplitResult:
-    """The parts of an address that may be asked for: https, or http on this machine."""
+    """Split an address into its parts. Raise UsageError unless it is https, or http on this machine."""
     try:
         parts = urlsplit(address)
         host = parts.hostname or ""
-        parts.port  # noqa: B018 - raises if it is none
+        parts.port  # noqa: B018 - raises ValueError for an invalid port
     except ValueError:
         host = ""
     if not host or "%" in host or not address.isascii() or not address.isprintable() or " " in address:
@@ -60,71 +63,77 @@ def _is_loopback(host: str) -> bool:
 
 
 def is_public(host: str) -> bool:
-    """Whether an IP address is one of the public internet. A name is taken for public, unless it is `localhost`."""
+    """Return whether an IP address is public. A host name counts as public, unless it is `localhost`."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return host != "localhost" and not host.endswith(".localhost")
     if isinstance(address, ipaddress.IPv6Address):
-        # IPv4 within IPv6: mapped, 6to4, and translated by a network without IPv4 (RFC 6052).
-        translated = ipaddress.IPv4Address(int(address) % 2**32) if address in _TRANSLATED else None
+        # IPv4 within IPv6: mapped, 6to4, and translated by NAT64 (RFC 6052).
+        translated = ipaddress.IPv4Address(int(address) % 2**32) if address in _NAT64 else None
         address = address.ipv4_mapped or address.sixtofour or translated or address
     if isinstance(address, ipaddress.IPv6Address):
-        return address.is_global and address in _UNICAST
+        return address.is_global and address in _GLOBAL_UNICAST
     return address.is_global and not address.is_multicast
 
 
-_TRANSLATED, _UNICAST = ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("2000::/3")
+_NAT64, _GLOBAL_UNICAST = ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("2000::/3")
 
 
 class _Route:
-    """The connections of one request. The first is to the host that the user typed, the others are redirects."""
+    """The connections of one request: the first to the host that the user typed, the others to redirects.
+
+    If the first host is public, connections to private addresses are refused.
+    """
 
     def __init__(self) -> None:
-        self._is_public: bool | None = None  # the first host
+        self._starts_public: bool | None = None  # whether the first host is public
 
-    def connection(self, kind: type[http.client.HTTPConnection], request: Any) -> Callable[..., Any]:
-        """A function that makes a connection as urllib wants it, which connects to allowed addresses alone."""
+    def connection_factory(
+        self, connection_class: type[http.client.HTTPConnection], request: Any
+    ) -> Callable[..., Any]:
+        """Return a function that urllib calls for a connection, which connects only to allowed addresses."""
         parts = urlsplit(request.full_url)
         is_proxied = request.host != unquote(parts.netloc)
 
-        def connect(place: tuple[str, int], timeout: float, *_: object) -> socket.socket:
+        def connect(address: tuple[str, int], timeout: float, *_: object) -> socket.socket:
             if not is_proxied:
-                return self._connect(*place, timeout)
-            (host,) = self._allow([parts.hostname or ""])  # the proxy looks the name up
-            self._remember(host)
-            return socket.create_connection(place, timeout)
+                return self._connect(*address, timeout)
+            (host,) = self._filter_hosts([parts.hostname or ""])  # the proxy resolves the name
+            self._record_first_host(host)
+            return socket.create_connection(address, timeout)
 
-        def make(host: str, **options: Any) -> http.client.HTTPConnection:
-            connection = kind(host, **options)
-            connection.response_class = _Response
-            vars(connection)["_create_connection"] = connect  # http.client's own hook for that
+        def create_connection(host: str, **options: Any) -> http.client.HTTPConnection:
+            connection = connection_class(host, **options)
+            connection.response_class = _TimedResponse
+            vars(connection)["_create_connection"] = connect  # the hook of http.client
             return connection
 
-        return make
+        return create_connection
 
     def _connect(self, host: str, port: int, timeout: float) -> socket.socket:
+        """Connect to the first allowed IP address of a host that can be reached."""
         rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         failure = OSError("the name has no address")
-        for address in self._allow(list(dict.fromkeys(str(row[4][0]) for row in rows)))[:_MOST_ADDRESSES]:
+        for address in self._filter_hosts(list(dict.fromkeys(str(row[4][0]) for row in rows)))[:_MAX_ADDRESSES]:
             try:
                 connected = socket.create_connection((address, port), timeout)
             except OSError as error:
                 failure = error
             else:
-                self._remember(address)
+                self._record_first_host(address)
                 return connected
         raise failure
 
-    def _remember(self, host: str) -> None:
-        if self._is_public is None:
-            self._is_public = is_public(host)
+    def _record_first_host(self, host: str) -> None:
+        if self._starts_public is None:
+            self._starts_public = is_public(host)
 
-    def _allow(self, hosts: list[str]) -> list[str]:
-        """The hosts to which a connection may be made."""
-        allowed = [host for host in hosts if is_public(host)] if self._is_public else hosts
+    def _filter_hosts(self, hosts: list[str]) -> list[str]:
+        """Return the hosts to which a connection is allowed. Raise RefusedError if none is."""
+        allowed = [host for host in hosts if is_public(host)] if self._starts_public else hosts
         if hosts and not allowed:
-            raise RefusedError(f"it leads to {hosts[0]}, which is not a public address")
+            raise RefusedError(f"it redirects to {hosts[0]}, which is not a public address")
         return allowed
 
 
@@ -134,7 +143,7 @@ class _PlainHandler(urllib.request.HTTPHandler):
         self._route = route
 
     def http_open(self, req: Any) -> Any:
-        return self.do_open(self._route.connection(http.client.HTTPConnection, req), req)
+        return self.do_open(self._route.connection_factory(http.client.HTTPConnection, req), req)
 
 
 class _SecureHandler(urllib.request.HTTPSHandler):
@@ -143,14 +152,14 @@ class _SecureHandler(urllib.request.HTTPSHandler):
         self._route = route
 
     def https_open(self, req: Any) -> Any:
-        return self.do_open(self._route.connection(http.client.HTTPSConnection, req), req)
+        return self.do_open(self._route.connection_factory(http.client.HTTPSConnection, req), req)
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects only to addresses that could have been typed, and never from https to http."""
+class _RedirectHandler(urllib.request.HTTPRedirectHandler):
+    """Follow redirects only to addresses that the user could have typed, and never from https to http."""
 
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
-        fp.close()  # urllib would read it into memory, to its end
+        fp.close()  # otherwise urllib reads the whole body into memory
         return super().http_error_302(req, fp, code, msg, headers)
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
@@ -161,32 +170,32 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         except UsageError:
             scheme = ""
         if not scheme or (scheme == "http" and req.full_url.startswith("https:")):
-            raise RefusedError(f"it leads to {newurl.partition('?')[0]!r}, which is not https")
+            raise RefusedError(f"it redirects to {newurl.partition('?')[0]!r}, which is not https")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-class _Response(http.client.HTTPResponse):
-    """An answer whose headers, and whose every `read`, must come within `PATIENCE`."""
+class _TimedResponse(http.client.HTTPResponse):
+    """A response whose headers, and each `read`, must arrive within `PATIENCE` seconds."""
 
     def __init__(self, sock: socket.socket, *options: Any, **named: Any) -> None:
         super().__init__(sock, *options, **named)
-        self._timed = _Timed(self.fp.detach(), sock)
-        self.fp = io.BufferedReader(self._timed)
+        self._stream = _TimedStream(self.fp.detach(), sock)
+        self.fp = io.BufferedReader(self._stream)
 
     def read(self, amt: int | None = None) -> bytes:
-        self._timed.restart()
+        self._stream.restart()
         return super().read(amt)
 
 
-class _Timed(io.RawIOBase):
-    """The bytes of a socket, until a deadline."""
+class _TimedStream(io.RawIOBase):
+    """The bytes of a socket, which must arrive before a deadline."""
 
     def __init__(self, raw: Any, sock: socket.socket) -> None:
         self._raw, self._socket = raw, sock
         self.restart()
 
     def restart(self) -> None:
-        """Begin to measure time."""
+        """Set the deadline to `PATIENCE` seconds from now."""
         self._deadline = time.monotonic() + PATIENCE
 
     def readable(self) -> bool:
@@ -194,12 +203,12 @@ class _Timed(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         try:
-            if (left := self._deadline - time.monotonic()) <= 0:
+            if (remaining := self._deadline - time.monotonic()) <= 0:
                 raise TimeoutError
-            self._socket.settimeout(left)
+            self._socket.settimeout(remaining)
             return self._raw.readinto(buffer)
         except TimeoutError:
-            raise TimeoutError(f"less than {CHUNK:,} bytes came in {PATIENCE:g} seconds") from None
+            raise TimeoutError(f"less than {CHUNK:,} bytes arrived in {PATIENCE:g} seconds") from None
 
     def close(self) -> None:
         self._raw.close()
