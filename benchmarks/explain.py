@@ -42,8 +42,8 @@ def main():
             # The pointer walks through the box with its button down: it takes patches in hand, or draws.
             page.mouse.move(box["x"] + box["width"] * (0.1 + 0.8 * (number * 7 % 10) / 10), box["y"] + 20 + 4 * number)
             page.wait_for_timeout(120)
-            if (found := page.evaluate(LAST, name)) is not None:
-                times[name].append(found)
+            if (duration := page.evaluate(LAST, name)) is not None:
+                times[name].append(duration)
 
         for box, name in ((image, "redrawn"), (paper, "computed")):
             page.mouse.move(box["x"] + 8, box["y"] + 8)

@@ -420,7 +420,7 @@ def test_answers_are_matched_by_image_and_not_by_place(tmp_path):
     assert SavedPredictions.read(tmp_path / "a.npz").against(other) == (1, 2, 3, 6)
     with pytest.raises(UsageError, match=r"6 of data \(test\) and 5 of data \(test\), 5 in common"):
         one.against(kept_of(pixels[:5], [0, 1, 2, 0, 1], [0] * 5))
-    with pytest.raises(UsageError, match="same 6 images with 1 other labels"):
+    with pytest.raises(UsageError, match="same 6 images with 1 different labels"):
         one.against(kept_of(pixels, [0, 1, 2, 0, 1, 0], [0] * 6))
 
 

@@ -73,7 +73,7 @@ class EvaluationOutputs:
         """Write the outputs. Add the comparison with the other model to `scores`, as "against"."""
         if self.against is not None:
             other = self._predictions_of_other(evaluation, scores, workers)
-            scores["against"] = comparison_json(to_saved_predictions(evaluation).against(other), model, self.against)
+            scores["against"] = comparison_json(to_saved_predictions(evaluation).compare(other), model, self.against)
         if self.output is not None:
             write_output(evaluation, self.output, force=self.force)
         if self.page is not None:
@@ -133,8 +133,8 @@ def comparison_json(paired: PairedComparison, model: str, other: str) -> dict[st
         "bundle": other,
         "accuracy": paired.accuracies[1],
         "accuracy_interval": list(wilson_interval(correct[1], paired.count)),
-        "only_this": paired.one,
-        "only_other": paired.other,
+        "only_this": paired.only_first,
+        "only_other": paired.only_second,
         "p_value": paired.p_value,
         "sentence": paired.sentence(model, other),
     }

@@ -1,31 +1,32 @@
-// The Vision Transformer (arXiv 2010.11929), equation by equation, as in models/vit.py: the same order, the same names,
-// no library.
+// Forward pass of the Vision Transformer (arXiv 2010.11929), equation by equation, in plain JavaScript. Order and names
+// follow models/families/vit/model.py.
 //
 // Shapes: C channels, N = h*w patches of F = C*P*P numbers, T tokens with [CLS] and registers, D width, H heads of width
-// K = D/H, M hidden features of the MLP. A tensor is a Float32Array, row by row; sums are of double precision.
+// K = D/H, M hidden features of the MLP. A tensor is a row-major Float32Array; sums have double precision.
 //
 //     z_0  = [x_class; x_1 E; ...; x_N E] + E_pos        eq. 1    embed
 //     z'_l = MSA(LN(z_(l-1))) + z_(l-1)                  eq. 2    encode
 //     z_l  = MLP(LN(z'_l)) + z'_l                        eq. 3    encode
 //     y    = LN(z_L^0)                                   eq. 4    read
 //
-// `model` is { config, tensors }: the settings of the bundle with `grid`, `prefix` and `tokens`, and its tensors by their
-// names, `positions` (T, D) being what is added to the tokens. `change` says what is done differently:
-//     positions: false          nothing is added to the tokens
-//     order: [n, ...]           place i shows patch order[i]
-//     masked: Set of places     no token attends to these patches
+// `model` is { config, tensors }: the model's config with `grid`, `prefix` and `tokens`, and its tensors by name.
+// `positions` (T, D) are the position embeddings. `change` has optional changes:
+//     positions: false          no position embeddings
+//     order: [n, ...]           position i shows patch order[i]
+//     masked: Set of positions  no token attends to these patches
 //     heads: Set of "l.h"       the output of head h of layer l is zero
-//     attention, mlp: Sets of l layer l adds nothing at eq. 2, or at eq. 3
+//     attention, mlp: Sets of l layer l skips eq. 2, or eq. 3
 //     temperature: t            softmax(q k^T / sqrt(K) / t)
 "use strict";
 
+// Return the values of all steps, the logits after each layer (`lens`), and the logits of the model.
 function forward(model, image_CHW, change = {}) {
   const steps = {};
   let z_TD = embed(model, image_CHW, change, steps);
   const lens = [read(model, z_TD, change).logits];
   for (let layer = 0; layer < model.config.depth; layer++) {
     z_TD = steps[`blocks.${layer}`] = encode(model, layer, z_TD, change, steps);
-    lens.push(read(model, z_TD, change).logits);  // what the head would answer if this layer were the last
+    lens.push(read(model, z_TD, change).logits);  // logits as if this layer were the last (logit lens)
   }
   const { pooled, logits } = read(model, z_TD, change);
   steps.pooled = pooled;
@@ -39,31 +40,31 @@ function embed({ config, tensors }, image_CHW, change, steps) {
   const flat = steps.patches.length / (tokens - prefix);
   steps.projected = linear(steps.patches, flat, tensors["patch_embed.proj.weight"], tensors["patch_embed.proj.bias"]);
   const z_TD = new Float32Array(tokens * width);
-  let learned = 0;
+  let offset = 0;
   for (const name of ["cls_token", "reg_token"]) {
     if (!tensors[name]) continue;
-    z_TD.set(tensors[name], learned);
-    learned += tensors[name].length;
+    z_TD.set(tensors[name], offset);
+    offset += tensors[name].length;
   }
   z_TD.set(steps.projected, prefix * width);
   if (tensors.positions && change.positions !== false) z_TD.forEach((value, i) => { z_TD[i] = value + tensors.positions[i]; });
   return (steps.tokens = z_TD);
 }
 
-// Patches that do not overlap, flattened: (N, C*P*P) in raster order.
+// Return non-overlapping patches, flattened: (N, C*P*P) in raster order.
 function patchify({ channels, resolution, patch, grid }, image_CHW, order) {
   const [high, wide] = resolution, [tall, broad] = patch, size = channels * tall * broad;
-  const found = new Float32Array(grid[0] * grid[1] * size);
+  const patches = new Float32Array(grid[0] * grid[1] * size);
   let at = 0;
-  for (let place = 0; place < grid[0] * grid[1]; place++) {
-    const from = order ? order[place] : place, top = Math.floor(from / grid[1]) * tall, left = (from % grid[1]) * broad;
+  for (let position = 0; position < grid[0] * grid[1]; position++) {
+    const from = order ? order[position] : position, top = Math.floor(from / grid[1]) * tall, left = (from % grid[1]) * broad;
     for (let c = 0; c < channels; c++) {
       for (let row = top; row < top + tall; row++) {
-        for (let column = left; column < left + broad; column++) found[at++] = image_CHW[(c * high + row) * wide + column];
+        for (let column = left; column < left + broad; column++) patches[at++] = image_CHW[(c * high + row) * wide + column];
       }
     }
   }
-  return found;
+  return patches;
 }
 
 // Eqs. 2 and 3: one layer.
@@ -76,7 +77,7 @@ function encode({ config, tensors }, layer, z_TD, change, steps) {
   const scores = keep("scores", scoresOf(q, k, config, change));
   const weights = keep("weights", softmax(scores, config.tokens, change.temperature));
   const mixed = keep("heads", mix(weights, v, config, change.heads, layer));
-  const msa = keep("msa", linear(together(mixed, config), config.width, ...of("attn.proj")));
+  const msa = keep("msa", linear(concatenateHeads(mixed, config), config.width, ...of("attn.proj")));
   const middle = keep("middle", change.attention?.has(layer) ? z_TD.slice() : add(msa, z_TD));
 
   const norm2 = keep("norm2", layerNorm(middle, ...of("norm2"), config.norm_epsilon));
@@ -107,15 +108,15 @@ function read({ config, tensors }, z_TD, change) {
   return { pooled, logits: linear(y, width, tensors["head.weight"], tensors["head.bias"]) };
 }
 
-// The hidden layer of the pre-training head, if there is one.
+// Apply the hidden layer of the pre-training head, if the model has one.
 function represent({ config, tensors }, pooled) {
   if (config.representation === "none") return pooled;
   const hidden = linear(pooled, config.width, tensors["pre_logits.fc.weight"], tensors["pre_logits.fc.bias"]);
   return hidden.map(config.representation === "tanh" ? Math.tanh : GELU.gelu);
 }
 
-// x W^T + b, for every row of x, which is `width` numbers; some queries, keys and values have no bias. Two rows meet two
-// outputs at a time, so that every number is loaded half as often; an odd last one meets itself.
+// Return x W^T + b for the rows of x, which have `width` numbers each. The default bias is 0. Two rows and two outputs are
+// computed together, so that each number is loaded half as often; an odd last row or output is computed twice.
 function linear(x, width, weight, bias = new Float32Array(weight.length / width)) {
   const out = weight.length / width, rows = x.length / width, y = new Float32Array(rows * out);
   for (let t = 0; t < rows; t += 2) {
@@ -134,19 +135,20 @@ function linear(x, width, weight, bias = new Float32Array(weight.length / width)
   return y;
 }
 
+// Return the dot product of `count` numbers of a and b. Four partial sums let the processor work in parallel.
 function dot(a, from, b, start, count) {
-  let one = 0, two = 0, three = 0, four = 0, i = 0;
+  let sum0 = 0, sum1 = 0, sum2 = 0, sum3 = 0, i = 0;
   for (; i + 3 < count; i += 4) {
-    one += a[from + i] * b[start + i];
-    two += a[from + i + 1] * b[start + i + 1];
-    three += a[from + i + 2] * b[start + i + 2];
-    four += a[from + i + 3] * b[start + i + 3];
+    sum0 += a[from + i] * b[start + i];
+    sum1 += a[from + i + 1] * b[start + i + 1];
+    sum2 += a[from + i + 2] * b[start + i + 2];
+    sum3 += a[from + i + 3] * b[start + i + 3];
   }
-  for (; i < count; i++) one += a[from + i] * b[start + i];
-  return one + two + three + four;
+  for (; i < count; i++) sum0 += a[from + i] * b[start + i];
+  return sum0 + sum1 + sum2 + sum3;
 }
 
-// The mean and the standard deviation of a token's features.
+// Return mean and standard deviation of `count` numbers from index `from`.
 function moments(x, from, count, epsilon) {
   let sum = 0, squares = 0;
   for (let i = from; i < from + count; i++) sum += x[i];
@@ -155,7 +157,7 @@ function moments(x, from, count, epsilon) {
   return { mean, deviation: Math.sqrt(squares / count + epsilon) };
 }
 
-// Every token by itself, over its D features.
+// Normalise each token over its D features.
 function layerNorm(x, scale, shift, epsilon) {
   const width = scale.length, y = new Float32Array(x.length);
   for (let t = 0; t < x.length; t += width) {
@@ -165,7 +167,7 @@ function layerNorm(x, scale, shift, epsilon) {
   return y;
 }
 
-// Eq. 5: queries, keys and values (T, 3*D) as three of (H, T, K).
+// Eq. 5: split queries, keys and values (T, 3*D) into three tensors (H, T, K).
 function heads(x, { heads: count, width, tokens }) {
   const narrow = width / count;
   return [0, 1, 2].map((part) => {
@@ -180,7 +182,7 @@ function heads(x, { heads: count, width, tokens }) {
   });
 }
 
-// What the softmax of eq. 6 is of: q k^T / sqrt(K), (H, T, T).
+// Eq. 6, before the softmax: scores q k^T / sqrt(K), (H, T, T).
 function scoresOf(q, k, { heads: count, width, tokens, prefix }, change) {
   const narrow = width / count, scale = narrow ** -0.5, y = new Float32Array(count * tokens * tokens);
   for (let h = 0; h < count; h++) {
@@ -194,7 +196,7 @@ function scoresOf(q, k, { heads: count, width, tokens, prefix }, change) {
   return y;
 }
 
-// Eq. 6: every row of scores as shares of 1.
+// Eq. 6: softmax of each row of `width` scores.
 function softmax(scores, width, temperature = 1) {
   const y = new Float32Array(scores.length);
   for (let row = 0; row < scores.length; row += width) {
@@ -206,7 +208,7 @@ function softmax(scores, width, temperature = 1) {
   return y;
 }
 
-// Eq. 7: A v, the values that each token mixes (H, T, K).
+// Eq. 7: A v, the sums of values weighted by attention (H, T, K). Switched-off heads (`off`) give zeros.
 function mix(weights, v, { heads: count, width, tokens }, off, layer) {
   const narrow = width / count, y = new Float32Array(v.length), sums = new Float64Array(narrow);
   for (let h = 0; h < count; h++) {
@@ -223,8 +225,8 @@ function mix(weights, v, { heads: count, width, tokens }, off, layer) {
   return y;
 }
 
-// The heads side by side, (T, D).
-function together(mixed, { heads: count, width, tokens }) {
+// Concatenate the heads, (T, D).
+function concatenateHeads(mixed, { heads: count, width, tokens }) {
   const narrow = width / count, y = new Float32Array(mixed.length);
   for (let h = 0; h < count; h++) {
     for (let t = 0; t < tokens; t++) {
@@ -237,11 +239,11 @@ function together(mixed, { heads: count, width, tokens }) {
 
 function add(a, b) { return a.map((value, i) => value + b[i]); }
 
-// Abramowitz and Stegun, 7.1.26: within 1.5e-7, which is the rounding of 32-bit numbers.
+// Error function by Abramowitz and Stegun, 7.1.26. The error of 1.5e-7 is about the rounding error of float32.
 function erf(x) {
   const t = 1 / (1 + 0.3275911 * Math.abs(x));
-  const rest = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
-  return Math.sign(x) * (1 - rest * Math.exp(-x * x));
+  const tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
+  return Math.sign(x) * (1 - tail * Math.exp(-x * x));
 }
 
 const GELU = {

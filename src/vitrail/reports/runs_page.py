@@ -61,10 +61,10 @@ def _pair_section(comparison: RunComparison) -> str:
         return f"<h2>{t('pairs')}</h2>{t('no-pairs', 'p')}{_missing_prediction_notes(comparison)}"
     rows = [
         (
-            f"{pair.one} {100 * pair.paired.accuracies[0]:.1f} %",
-            f"{pair.other} {100 * pair.paired.accuracies[1]:.1f} %",
+            f"{pair.first} {100 * pair.paired.accuracies[0]:.1f} %",
+            f"{pair.second} {100 * pair.paired.accuracies[1]:.1f} %",
             _verdict_text(pair),
-            f"{pair.paired.one:,} : {pair.paired.other:,}",
+            f"{pair.paired.only_first:,} : {pair.paired.only_second:,}",
             f"{pair.paired.count:,}",
             pair.paired.chance,
         )
@@ -80,16 +80,16 @@ def _verdict_text(pair: RunPair) -> Html:
     """Return which run is better, or that the test cannot tell."""
     if pair.paired.p_value >= pair.level:
         return t("cannot-tell")
-    return t("better", run=pair.one if pair.paired.one > pair.paired.other else pair.other)
+    return t("better", run=pair.first if pair.paired.only_first > pair.paired.only_second else pair.second)
 
 
 def _missing_prediction_notes(comparison: RunComparison) -> str:
     """Return a paragraph for each run without saved predictions, with the command that saves them."""
     notes = []
     for run in comparison.runs:
-        if run.lacks_answers:
-            name = "missing-run" if run.keeping_command is None else "missing"
-            notes.append(t(name, "p", folder=str(run.folder), command=run.keeping_command))
+        if run.lacks_predictions:
+            name = "missing-run" if run.evaluate_command is None else "missing"
+            notes.append(t(name, "p", folder=str(run.folder), command=run.evaluate_command))
     return "".join(notes)
 
 

@@ -1,5 +1,5 @@
-"""The page of `vitrail explain` in a real browser: every control by keys, pointer and finger, both languages, its
-address, files, and what a checker of accessibility finds."""
+"""The page of `vitrail explain` in a real browser: every control by keyboard, pointer and touch, both languages, the
+address, image files, and accessibility."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ def address(bundle, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def desk(browser):
-    """One window for the tests of this file; anything that a browser complains about, or asks of others, is kept."""
+    """Return one window for the tests of this file. It collects console messages, page errors and network requests."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, has_touch=True, locale="en")
     page = context.new_page()
     page.complaints = []
@@ -47,22 +47,22 @@ def desk(browser):
 
 @pytest.fixture
 def walk(desk, address):
-    """The page as it opens, and what changes its state without opening it again."""
+    """Return the page in its initial state, without loading it again. The test fails on collected complaints."""
     if not desk.url.startswith(address):
         desk.goto(address)
-    desk.evaluate("restore('#lang=en'); speak('en'); change()")
+    desk.evaluate("restore('#lang=en'); setLanguage('en'); change()")
     settle(desk)
     yield desk
     assert not desk.complaints
 
 
 def until(page, condition):
-    """Wait for it in the page; Playwright's own waiting evaluates strings there, which the page forbids."""
+    """Wait for a condition in the page. Playwright's own waiting evaluates strings, which the page's policy forbids."""
     page.evaluate(
         f"""async () => {{
           const end = performance.now() + 10000;
           while (!({condition})) {{
-            if (performance.now() > end) throw new Error("this never came");
+            if (performance.now() > end) throw new Error("condition was never true");
             await new Promise((done) => setTimeout(done, 4));
           }}
         }}"""
@@ -70,8 +70,8 @@ def until(page, condition):
 
 
 def settle(page):
-    """Until what was asked for is drawn, and the address holds it."""
-    until(page, "!isDue && document.documentElement.dataset.ready")
+    """Wait until the state is drawn, and write it to the address."""
+    until(page, "!isScheduled && document.documentElement.dataset.ready")
     page.evaluate("history.replaceState(null, '', address())")
 
 
@@ -80,26 +80,26 @@ def logits(page):
     return np.array(page.evaluate("[...now.logits]"))
 
 
-def see(page, station):
+def show_station(page, station):
     page.evaluate(f"go('{station}')")
-    until(page, f"seen.has('{station}') && !stale.has('{station}')")
+    until(page, f"visible.has('{station}') && !stale.has('{station}')")
 
 
-def answers(bundle, images):
+def torch_logits(bundle, images):
     with torch.inference_mode():
         return bundle.model(bundle.preprocess(images)).numpy()
 
 
-def test_it_opens_from_disk_without_a_request(walk, bundle):
+def test_page_opens_from_disk_without_a_request(walk, bundle):
     assert walk.locator(".station").count() == len(STEPS) == 20
-    assert np.abs(logits(walk) - answers(bundle, CLOTHES[:1])[0]).max() < 1e-4
-    assert walk.locator("#best").inner_text() == bundle.labels[int(answers(bundle, CLOTHES[:1])[0].argmax())]
+    assert np.abs(logits(walk) - torch_logits(bundle, CLOTHES[:1])[0]).max() < 1e-4
+    assert walk.locator("#best").inner_text() == bundle.labels[int(torch_logits(bundle, CLOTHES[:1])[0].argmax())]
     assert walk.evaluate("performance.getEntriesByType('resource').length") == 0
 
 
 def test_every_station_shows_its_equation_with_numbers(walk):
     for name in STEPS:
-        see(walk, name)
+        show_station(walk, name)
         live = walk.locator(f"#{name}-live")
         assert any(letter.isdigit() for letter in live.inner_text()), name
         assert live.locator("math").count() >= 1
@@ -107,39 +107,39 @@ def test_every_station_shows_its_equation_with_numbers(walk):
         assert walk.locator(f"#{name}-control").locator("button, input, select, [role=slider]").count() >= 1
 
 
-def test_another_image_by_pointer_and_by_keys(walk, bundle):
-    see(walk, "image")
+def test_image_is_chosen_by_pointer_keyboard_and_touch(walk, bundle):
+    show_station(walk, "image")
     walk.locator(".thumb").nth(4).click()
-    assert np.abs(logits(walk) - answers(bundle, CLOTHES[4:5])[0]).max() < 1e-4
+    assert np.abs(logits(walk) - torch_logits(bundle, CLOTHES[4:5])[0]).max() < 1e-4
     walk.locator(".thumb").nth(15).focus()
     walk.keyboard.press("Enter")
-    assert np.abs(logits(walk) - answers(bundle, CLOTHES[15:16])[0]).max() < 1e-4
+    assert np.abs(logits(walk) - torch_logits(bundle, CLOTHES[15:16])[0]).max() < 1e-4
     walk.locator(".thumb").nth(7).tap()
-    assert np.abs(logits(walk) - answers(bundle, CLOTHES[7:8])[0]).max() < 1e-4
+    assert np.abs(logits(walk) - torch_logits(bundle, CLOTHES[7:8])[0]).max() < 1e-4
 
 
-def test_moving_the_image(walk, bundle):
-    see(walk, "image")
+def test_arrow_buttons_shift_the_image(walk, bundle):
+    show_station(walk, "image")
     buttons = walk.locator("#image-control button")
     buttons.nth(1).click()
     buttons.nth(1).tap()
     buttons.nth(3).focus()
     walk.keyboard.press("Enter")
     moved = np.roll(CLOTHES[0], (1, 2), axis=(0, 1))
-    assert np.abs(logits(walk) - answers(bundle, [moved])[0]).max() < 1e-4
+    assert np.abs(logits(walk) - torch_logits(bundle, [moved])[0]).max() < 1e-4
     assert "moved 1, 2" in walk.locator("#changes").inner_text()
 
 
-@pytest.mark.parametrize("way", ["keys", "pointer", "touch"])
-def test_drawing(walk, way):
-    see(walk, "image")
+@pytest.mark.parametrize("method", ["keys", "pointer", "touch"])
+def test_drawing_changes_the_logits_and_can_be_undone(walk, method):
+    show_station(walk, "image")
     before, paper = logits(walk), walk.locator(".paper")
     box = paper.bounding_box()
-    if way == "keys":
+    if method == "keys":
         paper.focus()
         for key in ("ArrowUp", "ArrowLeft", " ", "ArrowLeft", "Enter"):
             walk.keyboard.press(key)
-    elif way == "pointer":
+    elif method == "pointer":
         walk.mouse.move(box["x"] + 20, box["y"] + 20)
         walk.mouse.down()
         walk.mouse.move(box["x"] + 90, box["y"] + 30, steps=4)
@@ -152,7 +152,7 @@ def test_drawing(walk, way):
     assert np.abs(logits(walk) - before).max() == 0
 
 
-def test_a_patch_is_taken_in_hand_in_every_way(walk):
+def test_patch_is_followed_by_pointer_keyboard_and_touch(walk):
     image = walk.locator("#pane-image .map")
     box = image.bounding_box()
 
@@ -173,8 +173,8 @@ def test_a_patch_is_taken_in_hand_in_every_way(walk):
     assert image.get_attribute("aria-valuetext") == "row 6, column 3"
 
 
-def test_hiding_patches(walk, bundle):
-    see(walk, "patches")
+def test_hidden_patches_are_left_out_of_the_model(walk, bundle):
+    show_station(walk, "patches")
     walk.evaluate("update({ patch: 9 })")
     settle(walk)
     hide = walk.locator("#patches-control input")
@@ -182,29 +182,28 @@ def test_hiding_patches(walk, bundle):
     hidden = logits(walk)
     with torch.inference_mode():
         tokens = bundle.model.embed(bundle.preprocess(CLOTHES[:1]))
-        kept = [n for n in range(50) if n != 10]
-        assert np.abs(hidden - bundle.model.read(bundle.model.encode(tokens[:, kept])).numpy()[0]).max() < 1e-4
+        visible = [n for n in range(50) if n != 10]
+        assert np.abs(hidden - bundle.model.read(bundle.model.encode(tokens[:, visible])).numpy()[0]).max() < 1e-4
     hide.focus()
     walk.keyboard.press("Space")
-    assert np.abs(logits(walk) - answers(bundle, CLOTHES[:1])[0]).max() < 1e-4
+    assert np.abs(logits(walk) - torch_logits(bundle, CLOTHES[:1])[0]).max() < 1e-4
     hide.tap()
     assert np.array_equal(logits(walk), hidden)
-    see(walk, "mix")
+    show_station(walk, "mix")
     walk.locator("#mix-control button").click()
     settle(walk)
     assert walk.evaluate("state.hidden.size") == 2
     walk.evaluate("for (let n = 0; n < 48; n++) state.hidden.add(n); state.hidden.delete(48); change({ patch: 48 })")
-    see(walk, "patches")
+    show_station(walk, "patches")
     hide.click()
     settle(walk)
     assert walk.evaluate("state.hidden.size") == 48
-    assert walk.locator("#told-words").inner_text() == "One patch must stay."
-    walk.evaluate("tell(null)")
+    assert walk.locator("#notice-text").inner_text() == "At least one patch must stay visible."
+    walk.evaluate("showNotice(null)")
 
 
-def test_shuffling_without_positions_moves_nothing(walk):
-    """The invariance of the notes, seen; and with positions, its opposite."""
-    see(walk, "positions")
+def test_shuffled_patches_change_logits_only_with_positions(walk):
+    show_station(walk, "positions")
     positions, shuffle = walk.locator("#positions-control input"), walk.locator("#positions-control button").first
     with_positions = logits(walk)
     shuffle.click()
@@ -220,21 +219,21 @@ def test_shuffling_without_positions_moves_nothing(walk):
     assert np.array_equal(logits(walk), with_positions)
 
 
-def test_equations_stay_true_when_parts_are_changed(walk):
-    def told(station):
-        see(walk, station)
+def test_equations_follow_changes_of_the_model(walk):
+    def equation(station):
+        show_station(walk, station)
         settle(walk)
         return "".join(walk.locator(f"#{station}-live").inner_text().split())
 
     walk.evaluate("toggle(state.heads, `${state.layer}.${state.head}`)")
-    assert told("mix").endswith("=0")
+    assert equation("mix").endswith("=0")
     walk.evaluate("toggle(state.heads, `${state.layer}.${state.head}`)")
-    walk.evaluate("state.key = PREFIX + 10; hide(10)")
-    assert told("scores").endswith("=\N{MINUS SIGN}∞")
-    walk.evaluate("hide(10); change({ temperature: -16 })")
-    assert re.search(r"\de\W?\d", told("softmax")) is None
+    walk.evaluate("state.key = PREFIX + 10; toggleHidden(10)")
+    assert equation("scores").endswith("=\N{MINUS SIGN}∞")
+    walk.evaluate("toggleHidden(10); change({ temperature: -16 })")
+    assert re.search(r"\de\W?\d", equation("softmax")) is None
     walk.evaluate("change({ temperature: 0, shuffle: 7, patch: 24, pixel: 5 })")
-    assert told("image").rpartition("=")[2] == told("flatten").rpartition("=")[2]
+    assert equation("image").rpartition("=")[2] == equation("flatten").rpartition("=")[2]
     walk.evaluate("change({ positions: 'off', hidden: new Set([24, 25, 31]) })")
     hidden = logits(walk)
     walk.evaluate("change({ shuffle: 0 })")
@@ -245,8 +244,8 @@ SLIDERS = {"flatten": "pixel", "project": "feature", "scores": "key", "mlp": "un
 
 
 @pytest.mark.parametrize("station", SLIDERS)
-def test_sliders(walk, station):
-    see(walk, station)
+def test_slider_changes_state_and_equation(walk, station):
+    show_station(walk, station)
     slider, live = walk.locator(f"#{station}-control input"), walk.locator(f"#{station}-live")
     before = logits(walk), live.inner_text()
     slider.focus()
@@ -266,8 +265,8 @@ def test_sliders(walk, station):
     assert np.array_equal(logits(walk), before[0])
 
 
-def test_temperature(walk, bundle):
-    see(walk, "softmax")
+def test_temperature_changes_the_logits(walk, bundle):
+    show_station(walk, "softmax")
     slider = walk.locator("#softmax-control input")
     before = logits(walk)
     slider.focus()
@@ -284,8 +283,8 @@ def test_temperature(walk, bundle):
 
 
 @pytest.mark.parametrize(("station", "name"), [("norm", "layer"), ("qkv", "head"), ("cls", "token")])
-def test_choices(walk, station, name):
-    see(walk, station)
+def test_choice_by_pointer_keyboard_and_touch(walk, station, name):
+    show_station(walk, station)
     options, before = walk.locator(f"#{station}-control input"), walk.evaluate(f"state.{name}")
     options.nth(1).click()
     settle(walk)
@@ -299,9 +298,9 @@ def test_choices(walk, station, name):
     assert walk.evaluate(f"state.{name}") == clicked
 
 
-def test_following_the_class_token_shows_its_attention(walk, bundle):
+def test_following_cls_shows_its_attention(walk, bundle):
     walk.evaluate("update({ token: 'cls', layer: 4, head: 2 })")
-    see(walk, "softmax")
+    show_station(walk, "softmax")
     expected = vitrail.look(bundle.model, bundle.preprocess(CLOTHES[:1])).attention[4][0, 2, 0]
     assert np.abs(np.array(walk.evaluate("[...headRow('weights', 0, TOKENS)]")) - expected.numpy()).max() < 1e-5
     assert f"{100 * expected.max():.1f} %" in walk.locator("#softmax-show").inner_text()
@@ -316,14 +315,14 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize("station", SWITCHES)
-def test_parts_of_the_model_are_switched_off(walk, station):
-    see(walk, station)
-    inside, words = SWITCHES[station]
-    switch, before = walk.locator(f"#{station}-control {inside}").first, logits(walk)
+def test_switched_off_parts_change_the_logits(walk, station):
+    show_station(walk, station)
+    selector, change = SWITCHES[station]
+    switch, before = walk.locator(f"#{station}-control {selector}").first, logits(walk)
     switch.click()
     off = logits(walk)
     assert np.abs(off - before).max() > 1e-3
-    assert words in walk.locator("#changes").inner_text()
+    assert change in walk.locator("#changes").inner_text()
     switch.focus()
     walk.keyboard.press("Space")
     assert np.array_equal(logits(walk), before)
@@ -333,7 +332,7 @@ def test_parts_of_the_model_are_switched_off(walk, station):
     assert np.array_equal(logits(walk), before)
 
 
-def test_the_bars_show_now_beside_before(walk):
+def test_bars_show_current_and_unchanged_probabilities(walk):
     walk.evaluate("change({ shuffle: 5 })")
     settle(walk)
     rows = walk.evaluate(
@@ -342,49 +341,49 @@ def test_the_bars_show_now_beside_before(walk):
     )
     shares = walk.evaluate("[labels.map((label, k) => [label, 100 * now.shares[k], 100 * before.shares[k]])][0]")
     by_name = {name: (now, before) for name, now, before in shares}
-    for name, told, filled, line in rows:
-        assert told == pytest.approx(by_name[name][0], abs=0.06)
-        assert filled == pytest.approx(by_name[name][0], abs=0.06)
+    for name, percentage, bar, line in rows:
+        assert percentage == pytest.approx(by_name[name][0], abs=0.06)
+        assert bar == pytest.approx(by_name[name][0], abs=0.06)
         assert line == pytest.approx(by_name[name][1], abs=0.06)
 
 
-def test_the_lens_ends_with_the_answer(walk, bundle):
-    see(walk, "lens")
+def test_logit_lens_ends_with_the_prediction(walk, bundle):
+    show_station(walk, "lens")
     rows = walk.locator("#lens-show tbody tr")
     assert rows.count() == 6
     assert rows.nth(5).locator("td").nth(0).inner_text().startswith(walk.locator("#best").inner_text())
-    chosen = walk.locator("#lens-control select")
-    chosen.select_option(label="Sneaker")
+    select = walk.locator("#lens-control select")
+    select.select_option(label="Sneaker")
     settle(walk)
     assert walk.locator("#lens-show thead").inner_text().strip().endswith("probability of Sneaker")
-    chosen.focus()
+    select.focus()
     walk.keyboard.press("ArrowUp")
     settle(walk)
     assert walk.evaluate("labels[state.class]") == "Shirt"
 
 
-def test_space_and_arrows_step(walk):
+def test_space_and_arrow_keys_change_the_station(walk):
     walk.locator("h1").click()
     for key, station in [(" ", "patches"), ("ArrowRight", "flatten"), ("ArrowLeft", "patches"), ("Shift+ ", "image")]:
         walk.keyboard.press(key)
         settle(walk)
         assert walk.evaluate("state.station") == station
-    walk.locator("#forth").click()
-    walk.locator("#where").select_option("mlp")
+    walk.locator("#next").click()
+    walk.locator("#station-select").select_option("mlp")
     settle(walk)
     assert walk.evaluate("state.station") == "mlp"
     assert 0 <= walk.locator("#s-mlp").bounding_box()["y"] < 300
-    walk.locator("#back").tap()
+    walk.locator("#previous").tap()
     settle(walk)
     assert walk.evaluate("state.station") == "attended"
 
 
-def test_the_address_restores_everything(walk, address, browser):
+def test_address_restores_the_state(walk, address, browser):
     walk.evaluate(
         "update({ image: 3, patch: 8, token: 'cls', layer: 2, head: 1, key: 5, pixel: 3, feature: 40, unit: 7,"
         " class: 4, lang: 'ko', down: -2, right: 3, shuffle: 77, temperature: 5, positions: 'off' });"
-        "state.hidden.add(3).add(30); state.heads.add('1.2'); state.attention.add(4); state.mlp.add(0); speak('ko');"
-        "go('mix');"
+        "state.hidden.add(3).add(30); state.heads.add('1.2'); state.attention.add(4); state.mlp.add(0);"
+        "setLanguage('ko'); go('mix');"
         "change({ drawn: images[3].pixels.map((level, i) => (i % 7 ? level : 255 - level)) })"
     )
     expected = logits(walk)
@@ -395,8 +394,8 @@ def test_the_address_restores_everything(walk, address, browser):
     state = "JSON.stringify(state, (name, value) => (value instanceof Set ? [...value].sort() : value))"
     assert json.loads(other.evaluate(state)) == json.loads(walk.evaluate(state))
     assert other.evaluate("document.documentElement.lang") == "ko"
-    assert "밸류 섞기" in other.locator("#where").evaluate("(box) => box.selectedOptions[0].textContent")
-    # The page may write its former address before it hears of the new one: the new one counts.
+    assert "밸류 섞기" in other.locator("#station-select").evaluate("(box) => box.selectedOptions[0].textContent")
+    # The page may replace the new address by the previous one before the event arrives. The new one must win.
     other.evaluate(
         "location.hash = '#image=99&patch=-1&layer=x&heads=9.9_0.0&hidden=7_700&drawn=AAAA&station=nowhere';"
         "history.replaceState(null, '', address())"
@@ -409,49 +408,49 @@ def test_the_address_restores_everything(walk, address, browser):
     context.close()
 
 
-def test_files_of_every_kind(walk, bundle, tmp_path):
-    see(walk, "image")
-    choose = walk.locator("input[type=file]")
+def test_image_files_are_read_like_in_python(walk, bundle, tmp_path):
+    show_station(walk, "image")
+    file_input = walk.locator("input[type=file]")
     Image.fromarray(CLOTHES[15][..., 0]).save(tmp_path / "boot.png")
-    choose.set_input_files(tmp_path / "boot.png")
+    file_input.set_input_files(tmp_path / "boot.png")
     until(walk, "state.image === 40")
-    assert np.abs(logits(walk) - answers(bundle, CLOTHES[15:16])[0]).max() < 1e-4
-    told = walk.locator("#told-words").inner_text()
-    assert told == "boot.png: 28 \N{MULTIPLICATION SIGN} 28 pixels, in grey: the size that the model reads."
+    assert np.abs(logits(walk) - torch_logits(bundle, CLOTHES[15:16])[0]).max() < 1e-4
+    notice = walk.locator("#notice-text").inner_text()
+    assert notice == "boot.png: 28 \N{MULTIPLICATION SIGN} 28 pixels, in grey, the input size of the model."
 
     photo = Image.linear_gradient("L").resize((333, 200)).convert("RGB")
     photo.paste((200, 30, 40), (100, 50, 220, 150))
     photo.save(tmp_path / "photo.png")
-    choose.set_input_files(tmp_path / "photo.png")
+    file_input.set_input_files(tmp_path / "photo.png")
     until(walk, "state.name === 'photo.png'")
-    given = np.array(walk.evaluate("[...images[40].pixels]")).reshape(28, 28, 1)
-    assert np.abs(given - bundle.preprocess.crop(tmp_path / "photo.png")).max() <= 1
-    assert np.abs(logits(walk) - answers(bundle, [tmp_path / "photo.png"])[0]).max() < 0.05
-    assert "333 × 200 pixels, resized and cropped to 28 × 28, in grey" in walk.locator("#told-words").inner_text()  # noqa: RUF001
+    pixels = np.array(walk.evaluate("[...images[40].pixels]")).reshape(28, 28, 1)
+    assert np.abs(pixels - bundle.preprocess.crop(tmp_path / "photo.png")).max() <= 1
+    assert np.abs(logits(walk) - torch_logits(bundle, [tmp_path / "photo.png"])[0]).max() < 0.05
+    assert "333 × 200 pixels, resized and cropped to 28 × 28, in grey" in walk.locator("#notice-text").inner_text()  # noqa: RUF001
 
     before = logits(walk)
     (tmp_path / "text.png").write_text("no image at all")
-    choose.set_input_files(tmp_path / "text.png")
-    until(walk, "$('told-words').textContent.startsWith('text.png is not an image')")
+    file_input.set_input_files(tmp_path / "text.png")
+    until(walk, "$('notice-text').textContent.startsWith('text.png is not an image')")
     assert np.array_equal(logits(walk), before)
     dropped = base64.b64encode((tmp_path / "boot.png").read_bytes()).decode()
     walk.evaluate(
-        "(text) => { const given = new DataTransfer(); given.items.add(new File([bytesOf(text)], 'again.png'));"
-        " document.body.dispatchEvent(new DragEvent('drop', { bubbles: true, dataTransfer: given })); }",
+        "(text) => { const transfer = new DataTransfer(); transfer.items.add(new File([bytesOf(text)], 'again.png'));"
+        " document.body.dispatchEvent(new DragEvent('drop', { bubbles: true, dataTransfer: transfer })); }",
         dropped,
     )
     until(walk, "state.name === 'again.png'")
-    assert np.abs(logits(walk) - answers(bundle, CLOTHES[15:16])[0]).max() < 1e-4
-    walk.locator("#told-close").click()
-    assert walk.locator("#told").is_hidden()
+    assert np.abs(logits(walk) - torch_logits(bundle, CLOTHES[15:16])[0]).max() < 1e-4
+    walk.locator("#notice-close").click()
+    assert walk.locator("#notice").is_hidden()
 
 
-def test_the_page_speaks_korean(walk):
+def test_language_button_switches_to_korean_and_back(walk):
     walk.locator("#language").click()
     settle(walk)
     text = walk.locator("main").inner_text()
     assert "위치 임베딩" in text
-    assert "The model answers" not in text
+    assert "Choose an image" not in text
     assert walk.title() == "ViT-Fashion/4, 한 단계씩"
     walk.locator("#language").tap()
     settle(walk)
@@ -459,22 +458,22 @@ def test_the_page_speaks_korean(walk):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_nothing_serious_for_accessibility_and_nothing_sticks_out(browser, address, width, scheme):
+def test_page_is_accessible_and_fits_the_window(browser, address, width, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
     page = context.new_page()
     page.goto(f"{address}#positions=off&hidden=3&lang={'ko' if width == 390 else 'en'}")
     settle(page)
     until(page, "page.stations.every((name) => !stale.has(name))")
-    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    found = axe.Axe().run(page).response["violations"]
-    bad = {one["id"]: one["nodes"][0]["html"][:120] for one in found if one["impact"] in ("serious", "critical")}
-    assert bad == {}
+    violations = axe.Axe().run(page).response["violations"]
+    serious = [entry for entry in violations if entry["impact"] in ("serious", "critical")]
+    assert {entry["id"]: entry["nodes"][0]["html"][:120] for entry in serious} == {}
     context.close()
 
 
-def test_without_javascript_it_says_so(browser, address):
+def test_page_without_javascript_says_that_it_is_needed(browser, address):
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(address)
@@ -485,8 +484,8 @@ def test_without_javascript_it_says_so(browser, address):
     context.close()
 
 
-def test_hostile_labels_and_a_colour_model_without_class_token(browser, tmp_path):
-    """Registers, the mean of patches, colours, a hidden layer in the head, patches that are not square."""
+def test_hostile_labels_and_colour_model_without_cls(browser, tmp_path):
+    """Also registers, mean pooling, three channels, a hidden layer in the head, and patches that are not square."""
     torch.manual_seed(0)
     model = redraw(
         vitrail.create(
@@ -504,32 +503,35 @@ def test_hostile_labels_and_a_colour_model_without_class_token(browser, tmp_path
         ),
         std=0.3,
     )
-    eye = vitrail.Preprocess(resolution=(32, 40), crop_fraction=1.0)
-    bundle = vitrail.Bundle(model=model, preprocess=eye, labels=(EVIL, "b", "c"))
+    preprocess = vitrail.Preprocess(resolution=(32, 40), crop_fraction=1.0)
+    bundle = vitrail.Bundle(model=model, preprocess=preprocess, labels=(EVIL, "b", "c"))
     pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 40, 3)).astype(np.uint8)
     (tmp_path / "index.html").write_text(
-        make_page(bundle, [ExplainImage(one, EVIL) for one in pixels]), encoding="utf-8"
+        make_page(bundle, [ExplainImage(image, EVIL) for image in pixels]), encoding="utf-8"
     )
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], locale="en")
     page, complaints = context.new_page(), []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto((tmp_path / "index.html").as_uri())
-    assert np.abs(logits(page) - answers(bundle, pixels[:1])[0]).max() < 1e-4
+    assert np.abs(logits(page) - torch_logits(bundle, pixels[:1])[0]).max() < 1e-4
     for name in STEPS:
-        see(page, name)
+        show_station(page, name)
     assert page.title() == "ViT-Nano/7, step by step"
     assert page.locator("img[src=x]").count() == 0
     assert EVIL in page.locator("#answer-show").inner_text()
     assert "no [CLS] token" in page.locator("#s-cls").inner_text()
-    see(page, "image")
+    show_station(page, "image")
     page.locator(".paper").click()
     settle(page)
-    see(page, "answer")
+    show_station(page, "answer")
     page.locator("#answer-control button").nth(1).click()
-    until(page, "$('told-words').textContent.startsWith('The link holds everything but the pixels of your drawing')")
+    until(
+        page,
+        "$('notice-text').textContent.startsWith('The link contains everything except the pixels of your drawing')",
+    )
     link = page.evaluate("navigator.clipboard.readText()")
     page.goto("about:blank")
     page.goto(link)
-    until(page, "$('told-words').textContent.startsWith('This link does not hold the pixels')")
+    until(page, "$('notice-text').textContent.startsWith('This link does not contain the pixels')")
     assert not complaints
     context.close()

@@ -1,4 +1,4 @@
-"""`forward.js` and `preprocess.js` in a real browser, against torch and Pillow."""
+"""Parity of `forward.js` with torch and of `preprocess.js` with Pillow, in a real browser."""
 
 import copy
 import io
@@ -23,7 +23,7 @@ SCRIPTS = [
     resources.files("vitrail").joinpath(name).read_text(encoding="utf-8")
     for name in ("reports/forward.js", "reports/explain/preprocess.js")
 ]
-# Runs every image and returns, by the name of the step, the largest difference relative to max(1, largest value).
+# Run every image. Return the largest difference of each step, relative to max(1, largest value), and the logits.
 COMPARE = """async ({ config, layout, images, size, steps, change }) => {
   const numbers = new Float32Array(await (await fetch("/numbers")).arrayBuffer());
   let at = 0;
@@ -32,10 +32,10 @@ COMPARE = """async ({ config, layout, images, size, steps, change }) => {
   const sets = Object.fromEntries(["masked", "heads", "attention", "mlp"].map((name) => [name, new Set(change[name])]));
   const worst = {}, logits = [];
   for (let image = 0; image < images; image++) {
-    const found = forward({ config, tensors }, next(size), { ...change, ...sets });
-    const lens = Object.fromEntries(found.lens.map((one, i) => [`lens.${i}`, one]));
-    const all = { ...found.steps, logits: found.logits, ...lens };
-    logits.push([...found.logits]);
+    const result = forward({ config, tensors }, next(size), { ...change, ...sets });
+    const lens = Object.fromEntries(result.lens.map((logits, i) => [`lens.${i}`, logits]));
+    const all = { ...result.steps, logits: result.logits, ...lens };
+    logits.push([...result.logits]);
     for (const [name, count] of steps) {
       const expected = next(count);
       if (all[name].length !== count) throw new Error(`${name} has ${all[name].length} numbers, not ${count}`);
@@ -52,9 +52,11 @@ COMPARE = """async ({ config, layout, images, size, steps, change }) => {
 
 
 @pytest.fixture(scope="module")
-def lab(browser):
-    """A page with both scripts, and what a server on this machine gives it: megabytes of steps are too slow for the
-    browser's own channel."""
+def script_page(browser):
+    """Return a page with both scripts, and the content of a local server by path.
+
+    The server transfers megabytes of step values, for which `page.evaluate` is too slow.
+    """
     served = {"/": b"<!doctype html><title>x</title>", "/favicon.ico": b""}
 
     class Handler(BaseHTTPRequestHandler):
@@ -65,7 +67,7 @@ def lab(browser):
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *words):
+        def log_message(self, *arguments):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -79,36 +81,36 @@ def lab(browser):
         server.shutdown()
 
 
-def compared(lab, model, images, expected, change=None):
-    """JavaScript's steps of these images against expected ones (B, ...), by name."""
-    page, served = lab
+def compare_steps(script_page, model, images, expected, change=None):
+    """Compare the steps of forward.js with expected ones (B, ...), by name. Return differences and logits."""
+    page, served = script_page
     tensors = pack_tensors(model)
     expected = {name: step.detach().float().contiguous() for name, step in expected.items()}
-    parts = [torch.from_numpy(one.ravel()) for one in tensors.values()]
+    parts = [torch.from_numpy(tensor.ravel()) for tensor in tensors.values()]
     for number, image in enumerate(images):
         parts += [image.flatten(), *(step[number].flatten() for step in expected.values())]
     served["/numbers"] = torch.cat(parts).numpy().tobytes()
-    asked = {
+    arguments = {
         "config": page_config(model.config),
-        "layout": [[name, one.size] for name, one in tensors.items()],
+        "layout": [[name, tensor.size] for name, tensor in tensors.items()],
         "images": len(images),
         "size": images[0].numel(),
         "steps": [[name, step[0].numel()] for name, step in expected.items()],
         "change": change or {},
     }
-    return page.evaluate(COMPARE, asked)
+    return page.evaluate(COMPARE, arguments)
 
 
-def seen_by_torch(model, images):
-    """Every named step of `look`, the logits, and the logits if each layer were the last."""
+def torch_steps(model, images):
+    """Return every named step of `look`, the logits, and the logits as if each layer were the last."""
     with torch.inference_mode():
-        seen = vitrail.look(model, images, inside=None)
-        lens = {f"lens.{0}": model.read(seen.steps["tokens"])}
-        lens |= {f"lens.{n + 1}": model.read(seen.steps[f"blocks.{n}"]) for n in range(model.config.depth)}
-    return {**seen.steps, **lens, "logits": seen.logits}
+        activations = vitrail.look(model, images, inside=None)
+        lens = {f"lens.{0}": model.read(activations.steps["tokens"])}
+        lens |= {f"lens.{n + 1}": model.read(activations.steps[f"blocks.{n}"]) for n in range(model.config.depth)}
+    return {**activations.steps, **lens, "logits": activations.logits}
 
 
-def shuffled(images, order, patch, grid):
+def shuffle_patches(images, order, patch, grid):
     return unpatchify(patchify(images, patch)[:, order], grid, patch)
 
 
@@ -126,106 +128,106 @@ ORDER = torch.randperm(49, generator=torch.Generator().manual_seed(1))
 
 
 def without_positions(model):
-    bare = copy.deepcopy(model)
+    changed = copy.deepcopy(model)
     with torch.no_grad():
-        bare.pos_embed.zero_()
-    return bare
+        changed.pos_embed.zero_()
+    return changed
 
 
-def test_every_step_of_forty_images_is_torchs(lab, bundle, clothes):
-    expected = seen_by_torch(bundle.model, clothes)
-    found = compared(lab, bundle.model, clothes, expected)
-    assert set(found["extra"]) == expected.keys() - {"logits", *(name for name in expected if name[:4] == "lens")}
-    assert len(found["worst"]) == 4 + 5 * 14 + 6 + 1
-    assert max(found["worst"].values()) < 1e-4, found["worst"]
-    assert np.argmax(found["logits"], 1).tolist() == expected["logits"].argmax(1).tolist()
+def test_all_steps_of_forty_images_equal_torch(script_page, bundle, clothes):
+    expected = torch_steps(bundle.model, clothes)
+    result = compare_steps(script_page, bundle.model, clothes, expected)
+    assert set(result["extra"]) == expected.keys() - {"logits", *(name for name in expected if name[:4] == "lens")}
+    assert len(result["worst"]) == 4 + 5 * 14 + 6 + 1
+    assert max(result["worst"].values()) < 1e-4, result["worst"]
+    assert np.argmax(result["logits"], 1).tolist() == expected["logits"].argmax(1).tolist()
 
 
-@pytest.mark.parametrize("kept", ["positions", "no positions"])
-def test_shuffled_patches(lab, bundle, clothes, kept):
-    """Without positions the answer does not move; with them, it does."""
-    model, change = bundle.model, {"order": ORDER.tolist(), "positions": kept == "positions"}
-    if kept == "no positions":
+@pytest.mark.parametrize("case", ["positions", "no positions"])
+def test_shuffled_patches_equal_torch(script_page, bundle, clothes, case):
+    """The order of patches changes the logits only with positions."""
+    model, change = bundle.model, {"order": ORDER.tolist(), "positions": case == "positions"}
+    if case == "no positions":
         model = without_positions(model)
-    expected = seen_by_torch(model, shuffled(clothes[:8], ORDER, (4, 4), (7, 7)))
-    found = compared(lab, bundle.model, clothes[:8], expected, change)
-    assert max(found["worst"].values()) < 1e-4
-    straight = compared(lab, bundle.model, clothes[:8], {}, {"positions": change["positions"]})
-    moved = np.abs(np.array(found["logits"]) - straight["logits"]).max()
-    assert moved < 1e-5 if kept == "no positions" else moved > 1
+    expected = torch_steps(model, shuffle_patches(clothes[:8], ORDER, (4, 4), (7, 7)))
+    result = compare_steps(script_page, bundle.model, clothes[:8], expected, change)
+    assert max(result["worst"].values()) < 1e-4
+    in_order = compare_steps(script_page, bundle.model, clothes[:8], {}, {"positions": change["positions"]})
+    difference = np.abs(np.array(result["logits"]) - in_order["logits"]).max()
+    assert difference < 1e-5 if case == "no positions" else difference > 1
 
 
-def test_positions_off(lab, bundle, clothes):
-    expected = seen_by_torch(without_positions(bundle.model), clothes)
-    found = compared(lab, bundle.model, clothes, expected, {"positions": False})
-    assert max(found["worst"].values()) < 1e-4
-    assert np.argmax(found["logits"], 1).tolist() == expected["logits"].argmax(1).tolist()
+def test_no_positions_equals_torch(script_page, bundle, clothes):
+    expected = torch_steps(without_positions(bundle.model), clothes)
+    result = compare_steps(script_page, bundle.model, clothes, expected, {"positions": False})
+    assert max(result["worst"].values()) < 1e-4
+    assert np.argmax(result["logits"], 1).tolist() == expected["logits"].argmax(1).tolist()
 
 
-def test_a_head_knocked_out(lab, bundle, clothes):
+def test_switched_off_head_equals_torch(script_page, bundle, clothes):
     model = copy.deepcopy(bundle.model)
-    keep = torch.ones(96)
-    keep[32:64] = 0
-    model.blocks[2].attn.proj.register_forward_pre_hook(lambda _, given: (given[0] * keep,))
-    expected = seen_by_torch(model, clothes[:8])
+    mask = torch.ones(96)
+    mask[32:64] = 0
+    model.blocks[2].attn.proj.register_forward_pre_hook(lambda _, inputs: (inputs[0] * mask,))
+    expected = torch_steps(model, clothes[:8])
     expected["blocks.2.heads"] = expected["blocks.2.heads"] * torch.tensor([1.0, 0, 1])[:, None, None]
-    found = compared(lab, bundle.model, clothes[:8], expected, {"heads": ["2.1"]})
-    assert max(found["worst"].values()) < 1e-4
-    assert (expected["logits"] - seen_by_torch(bundle.model, clothes[:8])["logits"]).abs().max() > 0.01
+    result = compare_steps(script_page, bundle.model, clothes[:8], expected, {"heads": ["2.1"]})
+    assert max(result["worst"].values()) < 1e-4
+    assert (expected["logits"] - torch_steps(bundle.model, clothes[:8])["logits"]).abs().max() > 0.01
 
 
-def test_parts_of_layers_knocked_out(lab, bundle, clothes):
+def test_switched_off_parts_of_layers_equal_torch(script_page, bundle, clothes):
     model = copy.deepcopy(bundle.model)
     with torch.no_grad():
         for linear in (model.blocks[1].attn.proj, model.blocks[3].attn.proj, model.blocks[3].mlp.fc2):
             linear.weight.zero_()
             linear.bias.zero_()
-    expected = seen_by_torch(model, clothes[:4])
+    expected = torch_steps(model, clothes[:4])
     expected = {name: step for name, step in expected.items() if name.rpartition(".")[2] not in ("msa", "z2")}
-    found = compared(lab, bundle.model, clothes[:4], expected, {"attention": [1, 3], "mlp": [3]})
-    assert max(found["worst"].values()) < 1e-4
+    result = compare_steps(script_page, bundle.model, clothes[:4], expected, {"attention": [1, 3], "mlp": [3]})
+    assert max(result["worst"].values()) < 1e-4
 
 
-def test_temperature(lab, bundle, clothes):
+def test_temperature_equals_torch(script_page, bundle, clothes):
     model = copy.deepcopy(bundle.model)
     for block in model.blocks:
         block.attn.scale = 32**-0.5 / 4
-    expected = {name: step for name, step in seen_by_torch(model, clothes[:4]).items() if not name.endswith("scores")}
-    found = compared(lab, bundle.model, clothes[:4], expected, {"temperature": 4})
-    assert max(found["worst"].values()) < 1e-4
+    expected = {name: step for name, step in torch_steps(model, clothes[:4]).items() if not name.endswith("scores")}
+    result = compare_steps(script_page, bundle.model, clothes[:4], expected, {"temperature": 4})
+    assert max(result["worst"].values()) < 1e-4
 
 
 @pytest.mark.parametrize("pool", ["cls", "gap"])
-def test_masked_patches_might_as_well_not_be_there(lab, pool):
+def test_masked_patches_equal_torch_without_these_tokens(script_page, pool):
     model = redraw(vitrail.create("ViT-Nano/7", classes=5, pool=pool), std=0.2).eval()
     images = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     masked = [0, 5, 6, 15]
     prefix = int(pool == "cls")
-    kept = [*range(prefix), *(n + prefix for n in range(16) if n not in masked)]
+    visible = [*range(prefix), *(n + prefix for n in range(16) if n not in masked)]
     with torch.inference_mode():
-        tokens = model.embed(images)[:, kept]
+        tokens = model.embed(images)[:, visible]
         logits = model.read(model.encode(tokens))
-    found = compared(lab, model, images, {"logits": logits}, {"masked": masked})
-    assert found["worst"]["logits"] < 1e-4
-    assert np.abs(found["logits"] - model(images).detach().numpy()).max() > 0.01
+    result = compare_steps(script_page, model, images, {"logits": logits}, {"masked": masked})
+    assert result["worst"]["logits"] < 1e-4
+    assert np.abs(result["logits"] - model(images).detach().numpy()).max() > 0.01
 
 
-def draw(seed):
-    """A model that the page can run, drawn at random with random weights."""
-    chance = np.random.default_rng(seed)
-    pick = lambda *choices: choices[chance.integers(len(choices))]  # noqa: E731
-    heads, narrow = pick(1, 2, 3, 5), pick(4, 8, 12)
+def random_model(seed):
+    """Return a model with a random config that the page supports and random weights."""
+    rng = np.random.default_rng(seed)
+    pick = lambda *choices: choices[rng.integers(len(choices))]  # noqa: E731
+    heads, head_width = pick(1, 2, 3, 5), pick(4, 8, 12)
     patch, grid = (pick(2, 3, 7), pick(2, 4, 5)), (pick(1, 3, 4), pick(2, 3, 5))
     model = vitrail.create(
         "ViT-Nano/7",
         channels=pick(1, 3),
-        classes=int(chance.integers(1, 12)),
+        classes=int(rng.integers(1, 12)),
         patch=patch,
         resolution=(patch[0] * grid[0], patch[1] * grid[1]),
-        width=heads * narrow,
+        width=heads * head_width,
         heads=heads,
         depth=pick(1, 2, 3),
-        mlp=int(chance.integers(3, 70)),
+        mlp=int(rng.integers(3, 70)),
         registers=pick(0, 0, 1, 4),
         pool=pick("cls", "gap"),
         representation=pick("none", "tanh", "gelu"),
@@ -239,27 +241,27 @@ def draw(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_twenty_random_models_are_torchs(lab, seed):
-    model = draw(seed)
-    c = model.config
-    assert c.why_not_in_page is None
-    images = torch.randn(2, c.channels, *c.resolution, generator=torch.Generator().manual_seed(seed))
-    expected = seen_by_torch(model, images)
-    found = compared(lab, model, images, expected)
-    assert max(found["worst"].values()) < 1e-4, (c, found["worst"])
-    assert np.argmax(found["logits"], 1).tolist() == expected["logits"].argmax(1).tolist()
+def test_random_models_equal_torch(script_page, seed):
+    model = random_model(seed)
+    config = model.config
+    assert config.why_not_in_page is None
+    images = torch.randn(2, config.channels, *config.resolution, generator=torch.Generator().manual_seed(seed))
+    expected = torch_steps(model, images)
+    result = compare_steps(script_page, model, images, expected)
+    assert max(result["worst"].values()) < 1e-4, (config, result["worst"])
+    assert np.argmax(result["logits"], 1).tolist() == expected["logits"].argmax(1).tolist()
 
 
 # Preprocessing
 
-chance = np.random.default_rng(0)
-NOISE = chance.integers(0, 256, (61, 43, 4)).astype(np.uint8)
+rng = np.random.default_rng(0)
+NOISE = rng.integers(0, 256, (61, 43, 4)).astype(np.uint8)
 SMOOTH = Image.fromarray(NOISE).resize((300, 200), Image.Resampling.BICUBIC)
 
 
-def file_of(image, **how):
+def png_bytes(image):
     buffer = io.BytesIO()
-    image.save(buffer, "PNG", **how)
+    image.save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -275,33 +277,35 @@ FILES = {
     "black and white": Image.fromarray(NOISE[..., 0] > 100),
     "16 bits": Image.fromarray(NOISE[..., 0].astype(np.uint16) * 257),
 }
-RULES = [
+PREPROCESS_SETTINGS = [
     {"resolution": (28, 28), "crop_fraction": 1.0, "mean": (0.5,), "std": (0.5,)},
     {"resolution": (32, 24), "crop_fraction": 0.9},
     {"resolution": (30, 40), "resize": "squash", "interpolation": "bilinear", "mean": (0.4,), "std": (0.2,)},
     {"resolution": (33, 33), "resize": "pad", "crop_fraction": 1.0, "background": (250, 128, 3)},
 ]
-READ = """async ({ rules, names }) => {
-  const found = {};
+READ_FILES = """async ({ preprocess, names }) => {
+  const results = {};
   for (const name of names) {
-    const pixels = cropped(await decode(await (await fetch("/" + encodeURIComponent(name))).blob(), rules), rules);
-    found[name] = { pixels: [...pixels], scaled: [...scaled(pixels, rules)] };
+    const file = await (await fetch("/" + encodeURIComponent(name))).blob();
+    const pixels = cropped(await decode(file, preprocess), preprocess);
+    results[name] = { pixels: [...pixels], scaled: [...scaled(pixels, preprocess)] };
   }
-  return found;
+  return results;
 }"""
 
 
-@pytest.mark.parametrize("settings", RULES, ids=lambda settings: settings.get("resize", "shorter"))
-def test_a_file_becomes_pythons_pixels(lab, settings):
-    page, served = lab
+@pytest.mark.parametrize("settings", PREPROCESS_SETTINGS, ids=lambda settings: settings.get("resize", "shorter"))
+def test_files_give_the_same_pixels_as_in_python(script_page, settings):
+    page, served = script_page
     preprocess = vitrail.Preprocess(**settings)
-    files = {name: file_of(image) for name, image in FILES.items()}
+    files = {name: png_bytes(image) for name, image in FILES.items()}
     served |= {"/" + name.replace(" ", "%20").replace(",", "%2C"): content for name, content in files.items()}
-    found = page.evaluate(READ, {"rules": json.loads(json.dumps(preprocess.to_json())), "names": list(files)})
+    arguments = {"preprocess": json.loads(json.dumps(preprocess.to_json())), "names": list(files)}
+    results = page.evaluate(READ_FILES, arguments)
     for name, content in files.items():
         expected = preprocess.crop(content)
-        got = np.array(found[name]["pixels"], np.uint8).reshape(expected.shape)
-        off = np.abs(got.astype(int) - expected).max()
-        assert off <= 1, (name, off)
-        levels = preprocess.scale_array(got[None])
-        assert np.abs(np.array(found[name]["scaled"]).reshape(levels.shape) - levels).max() < 1e-6, name
+        pixels = np.array(results[name]["pixels"], np.uint8).reshape(expected.shape)
+        difference = np.abs(pixels.astype(int) - expected).max()
+        assert difference <= 1, (name, difference)
+        levels = preprocess.scale_array(pixels[None])
+        assert np.abs(np.array(results[name]["scaled"]).reshape(levels.shape) - levels).max() < 1e-6, name

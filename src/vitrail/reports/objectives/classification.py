@@ -44,7 +44,7 @@ def summary(judgement: Classification) -> list[tuple[str, str]]:
 
 def sections(judgement: Classification) -> str:
     """Return sections about accuracy per class, calibration, confusions and mistakes."""
-    answers, labels = judgement.answers, judgement.labels
+    answers, labels = judgement.predictions, judgement.labels
     mistakes = _mistake_gallery(answers, judgement.split, labels, judgement.preprocess)
     return "\n".join(
         (
