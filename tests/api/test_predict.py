@@ -30,7 +30,7 @@ from vitrail.inference import model_files
 from vitrail.inference.benchmark_store import BenchmarkStore, Speed, Workload
 from vitrail.inference.engine import EngineChoice, EngineOutputs, batch_for, cores, import_engine_package
 from vitrail.inference.onnx_engine import MODEL, OnnxEngine
-from vitrail.inference.proof import crop_embedded_images, prove
+from vitrail.inference.proof import compare_outputs, crop_embedded_images
 from vitrail.lab.exact import redraw
 from vitrail.models.activations import look
 from vitrail.models.convolutions import bake_
@@ -135,7 +135,7 @@ def test_once_the_onnx_file_is_there_torch_is_not_imported(copied, images):
         EngineChoice(name, "float32"): Speed(0.1, start, 0, 0)
         for name, start in (("torch", 3), ("onnx", 0.3), ("openvino", 2))
     }
-    BenchmarkStore.read(copied).keep_speeds(Workload(32, 1, 1), speeds)
+    BenchmarkStore.read(copied).save_speeds(Workload(32, 1, 1), speeds)
     script = (
         "import sys\nfrom vitrail.cli import main\n"
         "for engine in ('onnx', 'auto'):\n"
@@ -207,7 +207,7 @@ def test_the_graph_and_what_it_says_of_itself(bundle):
 def test_an_engine_that_answers_otherwise_is_refused():
     rng = np.random.default_rng(0)
     torchs = EngineOutputs(rng.normal(size=(40, 3)), rng.normal(size=(40, 16)))
-    proof = prove(EngineOutputs(torchs.logits + 1e-6, torchs.features - 1e-5), torchs, SINGLE_LABEL)
+    proof = compare_outputs(EngineOutputs(torchs.logits + 1e-6, torchs.features - 1e-5), torchs, SINGLE_LABEL)
     assert (proof["pictures"], proof["same_answers"]) == (40, 40)
     assert proof["max_logit_difference"] == pytest.approx(1e-6)
     assert proof["max_feature_difference"] == pytest.approx(1e-5)
@@ -217,22 +217,22 @@ def test_an_engine_that_answers_otherwise_is_refused():
         (EngineOutputs(torchs.logits * np.nan, torchs.features), torchs),
         (EngineOutputs(tied.logits[:, ::-1], tied.features), tied),
     ):
-        with pytest.raises(VitrailError, match="is not kept; use engine torch"):
-            prove(found, expected, SINGLE_LABEL)
-    rough = prove(EngineOutputs(torchs.logits + 0.2, torchs.features), torchs, SINGLE_LABEL, "int8")
+        with pytest.raises(VitrailError, match=r"is not used\. Use engine torch"):
+            compare_outputs(found, expected, SINGLE_LABEL)
+    rough = compare_outputs(EngineOutputs(torchs.logits + 0.2, torchs.features), torchs, SINGLE_LABEL, "int8")
     assert rough["same_answers"] == 40
-    with pytest.raises(VitrailError, match=r"in int8 predicts .* is not kept; use float32"):
-        prove(EngineOutputs(rng.normal(size=(40, 3)), torchs.features), torchs, SINGLE_LABEL, "int8")
+    with pytest.raises(VitrailError, match=r"in int8 predicts .* is not used\. Use float32"):
+        compare_outputs(EngineOutputs(rng.normal(size=(40, 3)), torchs.features), torchs, SINGLE_LABEL, "int8")
 
 
 def test_answers_with_several_labels_are_compared_as_such():
     features, answer = np.zeros((2, 1)), MultiLabel(thresholds=(0.5, 0.5))
     torchs = EngineOutputs(np.array([[3.0, -1e-6], [2.0, 1.0]]), features)
     found = EngineOutputs(np.array([[3.0, 1e-6], [2.0, 1.0]]), features)
-    assert prove(found, torchs, SINGLE_LABEL)["same_answers"] == 2
-    assert prove(found, torchs, answer, "int8")["same_answers"] == 1
+    assert compare_outputs(found, torchs, SINGLE_LABEL)["same_answers"] == 2
+    assert compare_outputs(found, torchs, answer, "int8")["same_answers"] == 1
     with pytest.raises(VitrailError, match="predicts 1 of 2 images differently"):
-        prove(found, torchs, answer)
+        compare_outputs(found, torchs, answer)
 
 
 def test_sample_images_fit_any_eye():
@@ -357,7 +357,7 @@ def test_a_damaged_onnx_folder_is_noticed_and_made_anew(copied, exports, spoil, 
     spoil(beside)
     assert ready(copied) == beside
     assert exports == [beside]
-    assert "pico.onnx is damaged and is made again" in capsys.readouterr().err
+    assert "pico.onnx is corrupt and is built again" in capsys.readouterr().err
     assert ready(copied) == beside
     assert exports == [beside]
 
@@ -366,7 +366,7 @@ def test_a_bundle_that_changed_gets_another_onnx_file(copied, exports, capsys):
     vitrail.save(make(), copied, force=True)
     ready(copied)
     assert exports == [copied.with_name("pico.onnx")]
-    assert "belongs to another state of the bundle and is made again" in capsys.readouterr().err
+    assert "belongs to another version of the bundle and is built again" in capsys.readouterr().err
 
 
 def test_an_older_vitrails_onnx_file_is_made_anew(copied, exports, monkeypatch):
@@ -406,7 +406,7 @@ def test_where_nothing_can_be_written_the_variable_is_named(copied, exports, hom
     code, rows, said = predict(capsys, copied, images / "01.png", "--engine", "onnx")
     assert (code, rows, exports) == (2, [], [])
     assert f"File of engine onnx must go to a folder that can be written, got '{copied}.onnx' and '{home}/onnx/" in said
-    assert said.endswith("Set $VITRAIL_HOME to one that can, or use engine torch.\n")
+    assert said.endswith("Set $VITRAIL_HOME to a writable folder, or use engine torch.\n")
     assert said.count("\n") == 1
 
 

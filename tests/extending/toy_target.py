@@ -21,14 +21,15 @@ class Ort(OnnxTarget):
     precisions = ("float32",)
 
     @classmethod
-    def write(cls, source, folder, order):
-        options = onnxruntime.SessionOptions()
-        options.optimized_model_filepath = str(folder / OrtEngine.file)
-        options.add_session_config_entry("session.save_model_format", "ORT")
-        options.log_severity_level = 3
+    def write(cls, source, folder, options):
+        session_options = onnxruntime.SessionOptions()
+        session_options.optimized_model_filepath = str(folder / OrtEngine.file)
+        session_options.add_session_config_entry("session.save_model_format", "ORT")
+        session_options.log_severity_level = 3
         with tempfile.TemporaryDirectory() as graph:
-            write_onnx(source, Path(graph), order.precision, order.batch)
-            onnxruntime.InferenceSession(Path(graph) / OnnxEngine.file, options, providers=["CPUExecutionProvider"])
+            write_onnx(source, Path(graph), options.precision, options.batch)
+            path = Path(graph) / OnnxEngine.file
+            onnxruntime.InferenceSession(path, session_options, providers=["CPUExecutionProvider"])
         return folder / OrtEngine.file
 
     @classmethod

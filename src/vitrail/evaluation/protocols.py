@@ -153,8 +153,8 @@ def open_engine(
     def choose_images(parts: BundleInfo) -> Sequence[ImageLike] | np.ndarray:
         return choose_split(open_data(data), split, parts.provenance).split.images
 
-    load = Workload(_BATCH, 1, cores())
-    choice = choose_engine(request, bundle, load=load, choose_images=choose_images, device=device)
+    workload = Workload(_BATCH, 1, cores())
+    choice = choose_engine(request, bundle, workload=workload, choose_images=choose_images, device=device)
     return ENGINES[choice.engine].open(bundle, device, choice.precision)
 
 

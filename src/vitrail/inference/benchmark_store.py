@@ -1,8 +1,8 @@
-"""What was measured of engines: `measured/FINGERPRINT.json` of the bundle, in the user's cache.
+"""Stored benchmark results of engines: `measured/FINGERPRINT.json` in the user's cache, one file per bundle.
 
-Speeds belong to a machine (processor, its instructions, cores, versions of the engines' packages) and to a load;
-answers, and engine choices that were refused, to a machine. What another machine or version measured stays in the file
-and is not read.
+Speeds depend on the machine (processor, its instructions, cores, versions of the engines' packages) and on the
+workload. Agreements and rejected engine choices depend on the machine only. Results of other machines and versions stay
+in the file and are ignored.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from vitrail.inference.registry import ENGINES
 
 
 class Workload(NamedTuple):
-    """How an engine is called: `callers` threads at a time, each with batches of this size and `threads` threads; and
-    the device on which torch computes."""
+    """How an engine is called: `callers` threads at a time, each with batches of this size and `threads` computing
+    threads. `device` is where torch computes."""
 
     batch: int
     callers: int
@@ -31,143 +31,149 @@ class Workload(NamedTuple):
     device: str = "auto"
 
     def __str__(self) -> str:
-        place = "" if self.device == "auto" else f", {self.device}"
-        return f"batch {self.batch}, {self.callers} x {self.threads} threads{place}"
+        device = "" if self.device == "auto" else f", {self.device}"
+        return f"batch {self.batch}, {self.callers} x {self.threads} threads{device}"
 
 
 class Speed(NamedTuple):
-    """What was measured of one engine choice."""
+    """Measured speed, memory and size of an engine choice."""
 
     image: float
     """Seconds per image."""
     start: float
-    """Seconds from the start of a process to its first answer."""
+    """Seconds from the start of a process to its first prediction."""
     memory: int
-    """Bytes that such a process holds at most."""
+    """Peak memory of this process in bytes."""
     size: int
-    """Bytes on disk that it reads."""
+    """Size of the model on disk in bytes."""
 
     def seconds(self, images: float) -> float:
-        """Seconds for a number of images; for infinitely many, those of one."""
+        """Return the seconds for a number of images with the start, or the seconds per image for infinitely many."""
         return self.image if images == float("inf") else self.start + images * self.image
 
 
 class Agreement(NamedTuple):
-    """How many answers of an engine choice are those of float32."""
+    """How often the predictions of an engine choice are the same as with torch in float32."""
 
     data: str
     images: int
     same: int
+    """Number of images with the same prediction."""
     right: int | None = None
-    """Right answers, where they are known."""
+    """Number of correct predictions, if the data has labels."""
     right_in_float32: int | None = None
 
     @property
     def changed(self) -> float:
-        """Share of other answers."""
+        """Share of images with a different prediction."""
         return (self.images - self.same) / self.images
 
 
 class Refusal(NamedTuple):
-    """Why an engine choice cannot be used."""
+    """The reason why an engine choice cannot be used."""
 
     text: str
     lasts: bool
-    """Whether this is so as long as bundle, machine and versions are the same."""
+    """Whether the reason remains until the bundle, the machine or a version changes."""
 
 
 class BenchmarkStore:
-    """The measurements of one bundle on this machine."""
+    """The stored benchmark results of one bundle on this machine."""
 
-    def __init__(self, path: Path, known: dict[str, Any]) -> None:
-        self._path, self._known, self._machine = path, known, machine()
+    def __init__(self, path: Path, machines: dict[str, Any]) -> None:
+        self._path, self._machines, self._machine = path, machines, describe_machine()
 
     @classmethod
     def read(cls, bundle: str | Path) -> Self:
-        """What is kept of a bundle; a file that is missing or damaged holds nothing."""
+        """Read the results of a bundle. A missing or corrupt file has none."""
         path = user_folder() / "measured" / f"{fingerprint(check_folder(bundle))}.json"
-        return cls(path, _read(path))
+        return cls(path, _read_machines(path))
 
-    def speeds(self, load: Workload) -> dict[EngineChoice, Speed]:
-        """The speeds under a load."""
-        return _parsed(self._find("speeds", str(load)), Speed)
+    def speeds(self, workload: Workload) -> dict[EngineChoice, Speed]:
+        """Return the stored speeds under a workload."""
+        return _parse_rows(self._section("speeds", str(workload)), Speed)
 
     def agreements(self) -> dict[EngineChoice, Agreement]:
-        """How many answers of each engine choice were those of float32."""
-        return _parsed(self._find("answers"), Agreement)
+        """Return the stored agreement of each engine choice with torch in float32."""
+        return _parse_rows(self._section("answers"), Agreement)
 
     def refused(self) -> dict[EngineChoice, Refusal]:
-        """The engine choices that cannot be used under any load, and why."""
-        return _parsed(self._find("refused"), Refusal)
+        """Return the engine choices that cannot be used under any workload, with the reasons."""
+        return _parse_rows(self._section("refused"), Refusal)
 
-    def keep_speeds(
-        self, load: Workload, speeds: dict[EngineChoice, Speed], refused: dict[EngineChoice, Refusal] | None = None
+    def save_speeds(
+        self, workload: Workload, speeds: dict[EngineChoice, Speed], refused: dict[EngineChoice, Refusal] | None = None
     ) -> None:
-        """Keep speeds, and the reasons that last; if they cannot be written, all is measured again next time."""
+        """Store the speeds under a workload and the lasting refusals. If the file cannot be written, print a note."""
         lasting = {choice: reason for choice, reason in (refused or {}).items() if reason.lasts}
-        no_longer = dict.fromkeys(speeds)
-        self._keep({("speeds", str(load)): speeds, ("refused",): {**no_longer, **lasting}})
+        usable = dict.fromkeys(speeds)
+        self._save({("speeds", str(workload)): speeds, ("refused",): {**usable, **lasting}})
 
-    def keep_agreements(self, agreements: dict[EngineChoice, Agreement]) -> None:
-        """Keep answers, in place of earlier ones."""
-        self._keep({("answers",): agreements})
+    def save_agreements(self, agreements: dict[EngineChoice, Agreement]) -> None:
+        """Store agreements. They replace earlier ones of the same engine choices."""
+        self._save({("answers",): agreements})
 
-    def _find(self, *names: str) -> object:
-        found: object = self._known
+    def _section(self, *names: str) -> object:
+        section: object = self._machines
         for name in (self._machine, *names):
-            found = found.get(name) if isinstance(found, dict) else None
-        return found
+            section = section.get(name) if isinstance(section, dict) else None
+        return section
 
-    def _keep(self, sections: dict[tuple[str, ...], dict[EngineChoice, Any]]) -> None:
+    def _save(self, sections: dict[tuple[str, ...], dict[EngineChoice, Any]]) -> None:
         try:
             with file_lock(self._path.with_suffix(".lock"), lambda holder: None):
-                self._known = _read(self._path)  # another process may have measured meanwhile
-                self._add(sections)
+                self._machines = _read_machines(self._path)  # another process may have written the file meanwhile
+                self._update(sections)
                 with atomic_file(self._path, force=True) as file:
-                    document = {"sha256": _checksum(self._known), "machines": self._known}
+                    document = {"sha256": _checksum_machines(self._machines), "machines": self._machines}
                     file.write(json.dumps(document, indent=2).encode())
         except VitrailError as error:
-            self._add(sections)
-            say(f"note: measurements cannot be kept, so they are made again next time: {error}")
+            self._update(sections)
+            say(f"note: measurements cannot be stored, so they are repeated next time: {error}")
 
-    def _add(self, sections: dict[tuple[str, ...], dict[EngineChoice, Any]]) -> None:
+    def _update(self, sections: dict[tuple[str, ...], dict[EngineChoice, Any]]) -> None:
+        """Write rows into the sections of this machine, in memory. A row that is None overwrites an earlier row."""
         for names, rows in sections.items():
-            place = self._known
+            section = self._machines
             for name in (self._machine, *names):
-                if not isinstance(place.get(name), dict):
-                    place[name] = {}
-                place = place[name]
-            place |= {str(choice): None if row is None else row._asdict() for choice, row in rows.items()}
+                if not isinstance(section.get(name), dict):
+                    section[name] = {}
+                section = section[name]
+            section |= {str(choice): None if row is None else row._asdict() for choice, row in rows.items()}
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The measurements by machine; a file that is missing or damaged holds none."""
+def _read_machines(path: Path) -> dict[str, Any]:
+    """Return the benchmark results by machine. A missing or corrupt file has none."""
     try:
         document = read_json(path)
-        known = document["machines"]
-        return known if isinstance(known, dict) and document["sha256"] == _checksum(known) else {}
+        machines = document["machines"]
+        is_intact = isinstance(machines, dict) and document["sha256"] == _checksum_machines(machines)
+        return machines if is_intact else {}
     except (VitrailError, KeyError, TypeError, ValueError):
         return {}
 
 
-def _checksum(known: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+def _checksum_machines(machines: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(machines, sort_keys=True).encode()).hexdigest()
 
 
-def _parsed(found: object, kind: Any) -> dict[EngineChoice, Any]:
-    """Rows as they were kept; what has another form is as if it were not there."""
+def _parse_rows(section: object, row_type: Any) -> dict[EngineChoice, Any]:
+    """Return the rows of a section (Speed, Agreement or Refusal) by engine choice. Invalid rows are skipped."""
     rows: dict[EngineChoice, Any] = {}
-    for name, row in found.items() if isinstance(found, dict) else ():
+    for name, fields in section.items() if isinstance(section, dict) else ():
         engine, _, precision = name.partition(" ")
         try:
-            rows[EngineChoice(engine, precision)] = kind(**row)
+            rows[EngineChoice(engine, precision)] = row_type(**fields)
         except TypeError:
             continue
     return rows
 
 
-def machine() -> str:
-    """What speeds and answers depend on besides the bundle."""
+def describe_machine() -> str:
+    """Return the processor, its instructions and cores, and the versions of vitrail and of the engines' packages.
+
+    Speeds and predictions of a bundle depend on these.
+    """
     name, instructions = processor()
     packages = dict.fromkeys(package for engine in ENGINES for package in ENGINES[engine].packages)
     versions = ", ".join(f"{package} {version_of(package)}" for package in packages)

@@ -1,4 +1,4 @@
-"""Making the file of an engine: written, proved against torch, and put in its place only then."""
+"""Build the model file of an engine: write it, verify it against torch, and only then move it to its folder."""
 
 import shutil
 from pathlib import Path
@@ -13,55 +13,62 @@ from vitrail.core.errors import CorruptFileError, UnprovedError, VitrailError
 from vitrail.core.files import atomic_folder, checksum, write_json
 from vitrail.core.terminal import say
 from vitrail.inference.engine import EngineOutputs, ExportSource, FileEngine, processor, version_of
-from vitrail.inference.model_files import FORMAT, PROOF, fingerprint, own_proof
-from vitrail.inference.proof import crop_images_for_proof, prove, run_engine
+from vitrail.inference.model_files import FORMAT, PROOF, fingerprint, read_own_proof
+from vitrail.inference.proof import compare_outputs, crop_images_for_proof, run_engine
 from vitrail.inference.torch_engine import TorchEngine
 
 
 def build_model_file(
     path: Path, target: Path, engine: type[FileEngine], precision: str, earlier: Path | None = None
 ) -> None:
-    """Write the folder `target` for the bundle at `path`, and prove it; what is there is replaced. The files of an
-    `earlier` folder are only proved again."""
-    say(f"making {target} (once for this bundle)")
+    """Write the folder `target` for the bundle at `path` with an engine's model file and its proof.
+
+    An existing folder is replaced. With an `earlier` folder, its files are copied and only verified again.
+    """
+    say(f"building {target} (once for this bundle)")
     source = open_source(path)
     info = source.bundle.info
     pixels = crop_images_for_proof(info.config, info.preprocess)
     expected = run_engine(TorchEngine(source.bundle), pixels)
-    exact, *others = engine.sharing(precision)
-    known = None if earlier is None else own_proof(earlier)
+    exact, *reduced_precisions = engine.precisions_of_file(precision)
+    earlier_proof = None if earlier is None else read_own_proof(earlier)
     with atomic_folder(target, force=True, owned=True) as folder:
-        if earlier is not None and known is not None and known["bundle"] == source.key:  # not replaced since
-            for name in known["files"]:
+        # The bundle may have been replaced since.
+        if earlier is not None and earlier_proof is not None and earlier_proof["bundle"] == source.key:
+            for name in earlier_proof["files"]:
                 shutil.copyfile(earlier / name, folder / name)
         else:
             engine.write(source, folder, precision)
         files = {file.name: checksum(file) for file in sorted(folder.iterdir())}
-        proof: dict[str, Any] = {"format": FORMAT, "kind": engine.kinds[precision], "files": files}
-        proof |= describe(source, engine.packages, _answer(engine, folder, info, exact, pixels), expected, exact)
-        before = None if known is None else known.get("reduced")
-        proof |= {"cpu": processor()[1], "reduced": before if isinstance(before, dict) else {}}
-        for reduced in others:
+        proof: dict[str, Any] = {"format": FORMAT, "kind": engine.folder_suffixes[precision], "files": files}
+        outputs = _run_new_file(engine, folder, info, exact, pixels)
+        proof |= build_proof(source, engine.packages, outputs, expected, exact)
+        earlier_reduced = None if earlier_proof is None else earlier_proof.get("reduced")
+        proof |= {"cpu": processor()[1], "reduced": earlier_reduced if isinstance(earlier_reduced, dict) else {}}
+        for reduced in reduced_precisions:
             try:
                 engine.check(reduced)
-                found = _answer(engine, folder, info, reduced, pixels)
-                proved = prove(found, expected, info.answer, reduced)
-                proof["reduced"] |= {reduced: {"cpu": processor()[1], **proved}}
+                outputs = _run_new_file(engine, folder, info, reduced, pixels)
+                differences = compare_outputs(outputs, expected, info.answer, reduced)
+                proof["reduced"] |= {reduced: {"cpu": processor()[1], **differences}}
             except VitrailError:
-                if reduced == precision:  # others may fail: nobody has asked for them
+                if reduced == precision:  # the user did not request the other precisions: they may fail
                     raise
         write_json(folder / PROOF, proof)
-    shown = proof["reduced"].get(precision, proof)
+    differences = proof["reduced"].get(precision, proof)
     say(
-        f"checked on {shown['pictures']} images: {shown['same_answers']} answers as torch's, largest logit difference"
-        f" {shown['max_logit_difference']:.1e}"
+        f"verified on {differences['pictures']} images: {differences['same_answers']} predictions are the same as with"
+        f" torch, largest logit difference {differences['max_logit_difference']:.1e}"
     )
 
 
-def _answer(
+def _run_new_file(
     engine: type[FileEngine], folder: Path, info: BundleInfo, precision: str, pixels: np.ndarray
 ) -> EngineOutputs:
-    """Answers of a file that was just written: if they cannot be had, it is not the file that is damaged."""
+    """Return the outputs of a model file that was just written.
+
+    Raises UnprovedError instead of CorruptFileError: a new file is not corrupt, so the engine cannot run the model.
+    """
     try:
         return run_engine(engine(folder, info, precision), pixels)
     except CorruptFileError as error:
@@ -69,9 +76,9 @@ def _answer(
 
 
 def open_source(path: Path) -> ExportSource:
-    """A bundle that can be exported, loaded."""
+    """Load a bundle for export, in float32 and evaluation mode. Raises if it has no model that can compute."""
     key, bundle = "", None
-    while bundle is None or key != fingerprint(path):  # a training run may replace it meanwhile
+    while bundle is None or key != fingerprint(path):  # a training run may replace the bundle meanwhile
         key = fingerprint(path)
         bundle = load(path)
     bundle.info.check_computable()
@@ -79,14 +86,17 @@ def open_source(path: Path) -> ExportSource:
     return ExportSource(path, bundle, key)
 
 
-def describe(
-    source: ExportSource, packages: tuple[str, ...], found: EngineOutputs, expected: EngineOutputs, precision: str
+def build_proof(
+    source: ExportSource, packages: tuple[str, ...], outputs: EngineOutputs, expected: EngineOutputs, precision: str
 ) -> dict[str, Any]:
-    """What a proof says besides its files. Raises if the outputs differ by too much."""
+    """Return the content of proof.json without the files: bundle, precision, versions and differences from torch.
+
+    Raises UnprovedError if the outputs differ too much from the expected ones.
+    """
     versions = {package: version_of(package) for package in dict.fromkeys(("torch", *packages))}
     return {
         "bundle": source.key,
         "precision": precision,
         "versions": {"vitrail": __version__, **versions},
-        **prove(found, expected, source.bundle.info.answer, precision),
+        **compare_outputs(outputs, expected, source.bundle.info.answer, precision),
     }

@@ -1,6 +1,6 @@
-"""The interface of engines: cropped images in, logits and features out.
+"""Interface of the engines that run a bundle's model: cropped images in, logits and features out.
 
-An engine is one class and one line of `ENGINES` in `inference.registry`.
+An engine is a class that is registered in `ENGINES` of `inference.registry`.
 """
 
 import abc
@@ -31,14 +31,17 @@ from vitrail.models.config import ModelConfig
 if TYPE_CHECKING:
     from vitrail.bundles.bundle import Bundle
 
-_JOB_MACS = 6 * 10**9
+_BATCH_MACS = 6 * 10**9  # multiply-accumulates of a batch
 _LARGEST_BATCH = 32
-_TRIES = 5  # to read a bundle that is being replaced
+_READ_ATTEMPTS = 5  # attempts to read a bundle while another process replaces it
 
 FIRST_USE = threading.RLock()
-"""Held while an engine's library is opened or computes for the first time. Libraries initialise themselves lazily, with
-locks of their own: OpenVINO has one that a thread awaits while it holds Python's, so two threads that begin at the same
-time can wait for each other for ever. A fork waits, too: a child would inherit a library that is half initialised."""
+"""Lock that is held while an engine's library is opened or computes for the first time.
+
+Libraries initialise themselves lazily, with their own locks. In OpenVINO a thread waits for such a lock while it holds
+Python's, so two threads that start at the same time can deadlock. A fork waits for this lock as well: the child would
+inherit a half-initialised library.
+"""
 os.register_at_fork(before=FIRST_USE.acquire, after_in_parent=FIRST_USE.release, after_in_child=FIRST_USE.release)
 
 
@@ -50,22 +53,23 @@ class EngineOutputs(NamedTuple):
 
 
 Run = Callable[[np.ndarray], EngineOutputs]
+"""A function from cropped images, uint8 (B, H, W, C), to their outputs."""
 
 
 class EngineRequest(NamedTuple):
-    """An engine and a precision that the user asked for, each of which may be `auto`."""
+    """The engine and the precision that the user requested. Each may be `auto`."""
 
     engine: str = "torch"
     precision: str = "float32"
     tolerance: float = 0.02
-    """Of precision `auto`: the largest share of predictions that may differ from those in float32."""
+    """For precision `auto`: the largest share of predictions that may differ from those in float32."""
 
     def check(self) -> None:
-        """Refuse an unknown engine or precision, and a precision that the engine does not have."""
+        """Raise if the engine or the precision is unknown, or if this machine cannot run the combination."""
         for noun, name, names in (("Engine", self.engine, ENGINES), ("Precision", self.precision, PRECISIONS)):
             if name != "auto" and name not in names:
-                near = did_you_mean(name, names)
-                raise UsageError(f"{noun} must be {', '.join(names)} or auto, got {name!r}.{near}")
+                suggestion = did_you_mean(name, names)
+                raise UsageError(f"{noun} must be {', '.join(names)} or auto, got {name!r}.{suggestion}")
         Bounds(0, 1).check("tolerance", self.tolerance)
         if "auto" not in (self.engine, self.precision):
             ENGINES[self.engine].check(self.precision)
@@ -75,7 +79,7 @@ DEFAULT_REQUEST = EngineRequest()
 
 
 class EngineChoice(NamedTuple):
-    """An engine, and the precision it computes in."""
+    """An engine and the precision in which it computes."""
 
     engine: str
     precision: str
@@ -88,9 +92,9 @@ _USED: set[EngineChoice] = set()
 
 
 def first_call_alone(choice: EngineChoice, run: Run) -> Run:
-    """The same function, whose first call in this process is computed while no other thread is inside."""
+    """Wrap the function of an engine: its first call in this process runs alone, while other threads wait."""
 
-    def call(pixels_BHWC: np.ndarray) -> EngineOutputs:
+    def run_alone_once(pixels_BHWC: np.ndarray) -> EngineOutputs:
         if choice in _USED:
             return run(pixels_BHWC)
         with FIRST_USE:
@@ -98,23 +102,23 @@ def first_call_alone(choice: EngineChoice, run: Run) -> Run:
             _USED.add(choice)
             return outputs
 
-    return call
+    return run_alone_once
 
 
 class Engine(abc.ABC):
-    """A bundle's model with a runtime."""
+    """A bundle's model in a runtime."""
 
     info: BundleInfo
     name: ClassVar[str]
     precisions: ClassVar[tuple[str, ...]]
-    """Those it can compute in, the exact one first."""
+    """Precisions in which the engine can compute. The first one is exact."""
     packages: ClassVar[tuple[str, ...]]
-    """What it needs installed; the extra that installs it has the engine's name. Versions affect speed and answers."""
+    """Packages that the engine imports. The extra that installs them has the engine's name. Their versions affect speed
+    and predictions."""
 
     @classmethod
     def check(cls, precision: str) -> None:
-        """Refuse a precision that the engine does not have, or not on this machine, and an engine that is not
-        installed."""
+        """Raise if the engine does not have the precision, if this machine does not, or if a package is missing."""
         if precision not in cls.precisions:
             raise UsageError(
                 f"Precision must be one that engine {cls.name} has ({', '.join(cls.precisions)}), got {precision!r}."
@@ -125,48 +129,59 @@ class Engine(abc.ABC):
 
     @classmethod
     def computes_on(cls, device: str) -> bool:
-        """Whether it computes on a device, or on `auto`, whichever that is."""
+        """Return whether the engine can compute on a device, or on any device if it is `auto`."""
         return True
 
     @classmethod
     def depends_on_batch(cls, config: ModelConfig, precision: str) -> bool:
-        """Whether a prediction may depend on the other images of its batch."""
+        """Return whether a prediction may depend on the other images of its batch."""
         return False
 
     @classmethod
     def prepare(cls, path: str | Path, precision: str) -> Path:
-        """Make what the engine needs besides the bundle, if it does not exist. Returns the folder that it reads."""
+        """Create the files that the engine needs besides the bundle, if necessary. Return the folder that it reads."""
         return check_folder(path)
 
     @classmethod
     @abc.abstractmethod
     def open(cls, bundle: "Bundle | str | Path", device: str | None = None, precision: str = "float32") -> Self:
-        """The engine for a bundle or for the path of one, on a device: by default on `auto`, or where a bundle is."""
+        """Open a bundle, or the bundle at a path, with this engine.
+
+        `device` is by default `auto` for a path, and the device of the model for a bundle in memory.
+        """
 
     @abc.abstractmethod
     def running(self, threads: int | None, callers: int = 1) -> contextlib.AbstractContextManager[Run]:
-        """Yield a function of cropped images, uint8 (B, H, W, C). `callers` threads may call it at a time; each call
-        computes with `threads` threads (None: the default number)."""
+        """Yield a function that computes the outputs of cropped images, uint8 (B, H, W, C).
+
+        At most `callers` threads may call it at a time. Each call computes with `threads` threads (None: the default
+        number).
+        """
 
 
 class FileEngine(Engine):
-    """An engine that runs a file made from the bundle, on the CPU. The file is made and verified against torch on first
-    use and kept in a folder (`inference.model_files`); the bundle's own weights are not read after that."""
+    """An engine that runs a model file on the CPU.
 
-    kinds: ClassVar[dict[str, str]]
-    """The kind of file for each precision: the ending of the folder that holds it."""
-    by_cpu: ClassVar[tuple[str, ...]] = ()
-    """Precisions in which another CPU may compute otherwise: there, the file is proved again."""
+    The file is built from the bundle on first use, verified against torch and stored in a folder
+    (`inference.model_files`). After that, the weights of the bundle are not read any more.
+    """
+
+    folder_suffixes: ClassVar[dict[str, str]]
+    """Suffix of the folder with the model file, by precision. Precisions with the same suffix share a file."""
+    cpu_dependent: ClassVar[tuple[str, ...]] = ()
+    """Precisions whose outputs may differ between CPUs. On another CPU, the file is verified again."""
 
     def __init__(self, folder: Path, info: BundleInfo, precision: str = "float32") -> None:
         self.folder, self.info, self.precision = folder, info, precision
         self.key: str | None = None
-        self._stamp = _stamp(folder)
+        self._file_stamps = _stamp_files(folder)
 
     def check_unchanged(self) -> None:
-        """Raise if the file is no longer the bundle's as it was opened. To be called after the file is read, which may
-        be late: for each number of threads it is read anew."""
-        if (stamp := _stamp(self.folder)) == self._stamp:
+        """Raise CorruptFileError if the model file was replaced or changed after this engine was opened.
+
+        To be called each time after the file is read: it is read again for each number of threads.
+        """
+        if (file_stamps := _stamp_files(self.folder)) == self._file_stamps:
             return
         from vitrail.inference.model_files import is_intact
 
@@ -176,16 +191,16 @@ class FileEngine(Engine):
                 cause=f"was replaced or changed while engine {self.name} was using it",
                 advice="Open the model again.",
             )
-        self._stamp = stamp
+        self._file_stamps = file_stamps
 
     @contextlib.contextmanager
     def one_line_errors(self) -> Generator[None]:
-        """Turn errors of the engine's library, such as too little memory, into ours."""
+        """Convert exceptions of the engine's library, such as too little memory, to VitrailError."""
         try:
             yield
         except VitrailError:
             raise
-        except Exception as error:  # libraries promise no classes of their own
+        except Exception as error:  # libraries do not document their exception classes
             raise VitrailError(
                 f"Engine {self.name} cannot compute with {str(self.folder)!r} ({first_line(error)})."
             ) from None
@@ -193,13 +208,15 @@ class FileEngine(Engine):
     @classmethod
     @abc.abstractmethod
     def write(cls, source: "ExportSource", folder: Path, precision: str) -> None:
-        """Write the file, or several, into an empty folder."""
+        """Write the model file or files into an empty folder."""
 
     @classmethod
-    def sharing(cls, precision: str) -> list[str]:
-        """The precisions that run the same file, the most exact one first. The file is proved in each that this CPU
-        has."""
-        return [one for one in cls.precisions if cls.kinds[one] == cls.kinds[precision]]
+    def precisions_of_file(cls, precision: str) -> list[str]:
+        """Return all precisions that run the same file as this one, the most exact one first.
+
+        The file is verified in each of them that this CPU has.
+        """
+        return [name for name in cls.precisions if cls.folder_suffixes[name] == cls.folder_suffixes[precision]]
 
     @classmethod
     def computes_on(cls, device: str) -> bool:
@@ -207,76 +224,83 @@ class FileEngine(Engine):
 
     @classmethod
     def prepare(cls, path: str | Path, precision: str) -> Path:
-        from vitrail.inference.model_files import ready
+        from vitrail.inference.model_files import prepare_model_file
 
         cls.check(precision)
-        return ready(path, cls, precision)
+        return prepare_model_file(path, cls, precision)
 
     @classmethod
     def open(cls, bundle: "Bundle | str | Path", device: str | None = None, precision: str = "float32") -> Self:
         if device is not None and not cls.computes_on(device):
             raise UsageError(f"Device must be cpu for engine {cls.name}, got {device!r}. Use engine torch.")
         if not isinstance(bundle, str | Path):
-            raise UsageError(f"Engine {cls.name} must be given the path of a bundle, got one in memory. Save it first.")
-        from vitrail.inference.model_files import fingerprint, is_of
+            raise UsageError(
+                f"Engine {cls.name} must be given the path of a bundle, got a bundle in memory. Save it first."
+            )
+        from vitrail.inference.model_files import belongs_to_bundle, fingerprint
 
         cls.check(precision)
-        for _ in range(_TRIES):
+        for _ in range(_READ_ATTEMPTS):
             key = fingerprint(check_folder(bundle))
             info = read_bundle_info(bundle, weights=False)
-            opened = cls(cls.prepare(bundle, precision), info, precision)
-            # A training run may replace the bundle meanwhile: labels of one model must not go with answers of another.
-            if fingerprint(check_folder(bundle)) == key and is_of(opened.folder, key):
-                opened.key = key
-                return opened
+            engine = cls(cls.prepare(bundle, precision), info, precision)
+            # A training run may replace the bundle meanwhile: labels and predictions must be of the same model.
+            if fingerprint(check_folder(bundle)) == key and belongs_to_bundle(engine.folder, key):
+                engine.key = key
+                return engine
         raise CorruptFileError(
-            path=bundle, cause="changes all the time", advice="Wait until nobody writes it any more."
+            path=bundle,
+            cause="changed each time it was read",
+            advice="Wait until no other process writes to it.",
         )
 
 
-def _stamp(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Which files of a model a folder holds, and since when."""
-    found = {file.name: file.stat() for file in sorted(folder.glob("model.*"))}
-    return {name: (one.st_ino, one.st_size, one.st_mtime_ns) for name, one in found.items()}
+def _stamp_files(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return inode, size and modification time of each model file in a folder."""
+    stats = {file.name: file.stat() for file in sorted(folder.glob("model.*"))}
+    return {name: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
 class ExportSource(NamedTuple):
-    """What files of engines are made from."""
+    """A bundle from which model files are built."""
 
     path: Path
-    """The bundle's folder."""
+    """Folder of the bundle."""
     bundle: "Bundle"
-    """The same, loaded; in float32 and evaluation mode."""
+    """The loaded bundle, with its model in float32 and evaluation mode."""
     key: str
-    """Its fingerprint."""
+    """Fingerprint of the bundle."""
 
 
 def cores() -> int:
-    """Number of computing threads: $OMP_NUM_THREADS, at most the cores that this process may use; otherwise all of
-    these."""
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    return limit_threads(int(wanted) if wanted.isdecimal() and int(wanted) > 0 else None)
+    """Return the number of computing threads: $OMP_NUM_THREADS if it is set, but at most all available cores."""
+    variable = os.environ.get("OMP_NUM_THREADS", "")
+    return limit_threads(int(variable) if variable.isdecimal() and int(variable) > 0 else None)
 
 
 def limit_threads(threads: int | None) -> int:
-    """At most as many threads as this process may use cores, by default all of these: with hundreds, engines seem to
-    hang. A note says so."""
-    most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return a number of threads, lowered to the available cores with a note. None: all available cores.
+
+    With hundreds of threads, engines seem to hang.
+    """
+    core_count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if threads is None:
-        return most
-    if threads > most:
-        _note_limit(threads, most)
-    return min(threads, most)
+        return core_count
+    if threads > core_count:
+        _note_thread_limit(threads, core_count)
+    return min(threads, core_count)
 
 
-@functools.cache  # once a process
-def _note_limit(threads: int, most: int) -> None:
-    say(f"note: {threads:,} threads are lowered to {most}, the number of cores")
+@functools.cache  # once per process
+def _note_thread_limit(threads: int, core_count: int) -> None:
+    say(f"note: {threads:,} threads are lowered to {core_count}, the number of cores")
 
 
 def version_of(package: str) -> str:
-    """Version of an installed package. Some are installed under other names than they are imported (onnxruntime-gpu),
-    so it may be unknown."""
+    """Return the version of an installed package, or "unknown" if it is installed under another name.
+
+    For example, the package onnxruntime-gpu is imported as onnxruntime.
+    """
     try:
         return version(package)
     except PackageNotFoundError:
@@ -284,22 +308,22 @@ def version_of(package: str) -> str:
 
 
 def processor() -> tuple[str, str]:
-    """Name of the CPU, and a hash of its instructions."""
+    """Return the name of the CPU and a hash of its instruction set."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    about = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
-    features = about.get("flags") or about.get("Features", "")  # of x86, of ARM
-    name = about.get("model name") or platform.processor() or platform.machine()
-    return name, hashlib.sha256(features.encode()).hexdigest()[:12]
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    instructions = fields.get("flags") or fields.get("Features", "")  # on x86, on ARM
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    return name, hashlib.sha256(instructions.encode()).hexdigest()[:12]
 
 
 def batch_for(config: ModelConfig) -> int:
-    """Batch size of one thread: large enough to make call overhead negligible, small enough for its cache."""
-    return min(max(_JOB_MACS // config.macs, 1), _LARGEST_BATCH)
+    """Return the batch size of a thread: the overhead of a call is negligible, and the batch fits its cache."""
+    return min(max(_BATCH_MACS // config.macs, 1), _LARGEST_BATCH)
 
 
 def import_engine_package(package: str, engine: str) -> ModuleType:
-    """Import an optional package of an engine, whose extra has the engine's name."""
+    """Import an optional package of an engine. The extra that installs it has the engine's name."""
     return import_extra(package, extra=engine, subject=f"Engine {engine}")

@@ -1,4 +1,4 @@
-"""Speed of engines on this machine."""
+"""Measurement of the speed, start and memory of engines on this machine."""
 
 import contextlib
 import io
@@ -20,47 +20,57 @@ from vitrail.inference.engine import Engine, EngineChoice, Run
 from vitrail.inference.proof import crop_embedded_images
 from vitrail.inference.registry import ENGINES
 
-_ROUNDS, _ENOUGH = 5, 3.0  # rounds at most, and seconds after which no further one begins
-_REST = 0.05  # seconds before a measurement: threads of ONNX Runtime spin for a while after a call
-_HOPELESS = 10  # times slower than the fastest for one image: it is not measured any further
+_MAX_ROUNDS = 5
+_MAX_SECONDS = 3.0  # per engine choice: no round starts after that
+_PAUSE = 0.05  # seconds before a measurement: threads of ONNX Runtime spin for a while after a call
+_MAX_SLOWDOWN = 10  # relative to the fastest engine choice for one image: slower ones get no further rounds
 
-_FIRST = "import sys; from vitrail.inference.measure import answer_first; answer_first(*sys.argv[1:])"
+_START_SCRIPT = "import sys; from vitrail.inference.measure import run_first_batches; run_first_batches(*sys.argv[1:])"
 
 
-def measure_speeds(path: str, choices: list[EngineChoice], load: Workload) -> dict[EngineChoice, Speed]:
-    """The speed of each engine choice, measured in turn, so that a machine that slows down slows all of them."""
+def measure_speeds(path: str, choices: list[EngineChoice], workload: Workload) -> dict[EngineChoice, Speed]:
+    """Measure the speed of each engine choice for the bundle at `path`.
+
+    The engine choices are measured in turn, so that a machine that slows down meanwhile affects all of them.
+    """
     say(f"measuring {', '.join(map(str, choices))} on this machine (once)")
     folders = {choice: ENGINES[choice.engine].prepare(path, choice.precision) for choice in choices}
-    engines = {choice: ENGINES[choice.engine].open(path, load.device, choice.precision) for choice in choices}
-    seconds = _race(engines, load)
-    return {choice: Speed(seconds[choice], *_start(path, choice, load), _size(folders[choice])) for choice in choices}
+    engines = {choice: ENGINES[choice.engine].open(path, workload.device, choice.precision) for choice in choices}
+    seconds = _time_rounds(engines, workload)
+    return {
+        choice: Speed(seconds[choice], *_measure_start(path, choice, workload), _folder_size(folders[choice]))
+        for choice in choices
+    }
 
 
-def _race(engines: dict[EngineChoice, Engine], load: Workload) -> dict[EngineChoice, float]:
-    """Seconds per image of each engine choice in its fastest round, which other programs disturbed least. The first
-    round is for warming up."""
-    preprocess = next(iter(engines.values())).info.preprocess
-    pixels = np.resize(some := crop_embedded_images(preprocess, load.batch), (load.batch, *some.shape[1:]))
+def _time_rounds(engines: dict[EngineChoice, Engine], workload: Workload) -> dict[EngineChoice, float]:
+    """Return the seconds per image of each engine choice in its fastest round, which other programs disturb least.
+
+    The first round is a warm-up. Engine choices that are much slower than the fastest have no rounds: their time is
+    that of a single image.
+    """
+    crops = crop_embedded_images(next(iter(engines.values())).info.preprocess, workload.batch)
+    pixels = np.resize(crops, (workload.batch, *crops.shape[1:]))
     with contextlib.ExitStack() as stack:
         runs = {
-            choice: stack.enter_context(engine.running(load.threads, load.callers))
+            choice: stack.enter_context(engine.running(workload.threads, workload.callers))
             for choice, engine in engines.items()
         }
-        alone = {choice: _seconds(run, pixels[:1], 1) for choice, run in runs.items()}
-        racing = [choice for choice in runs if alone[choice] <= _HOPELESS * min(alone.values())]
-        rounds: dict[EngineChoice, list[float]] = {choice: [] for choice in racing}
-        began = time.perf_counter()
-        for number in range(1 + _ROUNDS):
-            for choice in racing:
-                rounds[choice].append(_seconds(runs[choice], pixels, load.callers))
-            if number and time.perf_counter() - began > _ENOUGH * len(racing):
+        single = {choice: _time_image(run, pixels[:1], 1) for choice, run in runs.items()}
+        candidates = [choice for choice in runs if single[choice] <= _MAX_SLOWDOWN * min(single.values())]
+        rounds: dict[EngineChoice, list[float]] = {choice: [] for choice in candidates}
+        start = time.perf_counter()
+        for number in range(1 + _MAX_ROUNDS):
+            for choice in candidates:
+                rounds[choice].append(_time_image(runs[choice], pixels, workload.callers))
+            if number and time.perf_counter() - start > _MAX_SECONDS * len(candidates):
                 break
-    return alone | {choice: min(values[1:]) for choice, values in rounds.items()}
+    return single | {choice: min(values[1:]) for choice, values in rounds.items()}
 
 
-def _seconds(run: Run, pixels: np.ndarray, callers: int) -> float:
-    """Seconds per image, when the threads of other engines have come to rest and an uncounted image is computed."""
-    time.sleep(_REST)
+def _time_image(run: Run, pixels: np.ndarray, callers: int) -> float:
+    """Return the seconds per image if `callers` threads compute a batch each, after a pause and a warm-up image."""
+    time.sleep(_PAUSE)
     run(pixels[:1])
     start = time.perf_counter()
     for _ in prefetch(repeat(partial(run, pixels), callers), callers, ahead=callers):
@@ -68,29 +78,34 @@ def _seconds(run: Run, pixels: np.ndarray, callers: int) -> float:
     return (time.perf_counter() - start) / (callers * len(pixels))
 
 
-def _start(path: str, choice: EngineChoice, load: Workload) -> tuple[float, int]:
-    """Seconds of a new process to its first answer, because this one may have loaded everything already; and the bytes
-    that it holds at most."""
-    numbers = str(load.batch), str(load.callers * load.threads)
-    words = [sys.executable, "-P", "-c", _FIRST, path, *choice, *numbers, load.device]
+def _measure_start(path: str, choice: EngineChoice, workload: Workload) -> tuple[float, int]:
+    """Return the seconds of a new process to its first prediction, and its peak memory in bytes.
+
+    This process is not measured, because it may have imported the engine already.
+    """
+    numbers = str(workload.batch), str(workload.callers * workload.threads)
+    command = [sys.executable, "-P", "-c", _START_SCRIPT, path, *choice, *numbers, workload.device]
     start = time.perf_counter()
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         stdout = process.stdout or io.StringIO()
         stdout.readline()
         seconds = time.perf_counter() - start
-        memory = stdout.readline()  # communicate() would miss what is buffered
-        _, said = process.communicate()
+        memory = stdout.readline()  # communicate() would miss buffered lines
+        _, stderr = process.communicate()
     if process.returncode or not memory:
-        last = said.strip().rpartition("\n")[2] or f"exit code {process.returncode}"
-        raise VitrailError(f"{choice} did not start in a process of its own ({last}).")
+        reason = stderr.strip().rpartition("\n")[2] or f"exit code {process.returncode}"
+        raise VitrailError(f"{choice} cannot start in a new process ({reason}).")
     return seconds, int(memory)
 
 
-def answer_first(path: str, engine: str, precision: str, batch: str, threads: str, device: str) -> None:
-    """What a new process does: one image, then a batch. Prints a line after the first, and its memory in the end."""
-    opened = ENGINES[engine].open(path, device, precision)
-    pixels = crop_embedded_images(opened.info.preprocess, int(batch))
-    with opened.running(int(threads)) as run:
+def run_first_batches(path: str, name: str, precision: str, batch: str, threads: str, device: str) -> None:
+    """Compute an image and then a batch in a new process, whose start and memory are measured.
+
+    Prints a line after the image, and the peak memory of the process in bytes after the batch.
+    """
+    engine = ENGINES[name].open(path, device, precision)
+    pixels = crop_embedded_images(engine.info.preprocess, int(batch))
+    with engine.running(int(threads)) as run:
         run(pixels[:1])
         sys.stdout.write("ready\n")
         sys.stdout.flush()
@@ -99,7 +114,7 @@ def answer_first(path: str, engine: str, precision: str, batch: str, threads: st
 
 
 def _peak_memory() -> int:
-    """Bytes that this process has held at most. Linux counts what the parent held, unless it is read like this."""
+    """Return the peak memory of this process in bytes. On Linux, getrusage would include the memory of the parent."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):
@@ -107,5 +122,5 @@ def _peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _size(folder: Path) -> int:
+def _folder_size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())

@@ -1,4 +1,4 @@
-"""The engines that run a model, the precisions they compute in, and the targets of `vitrail export`, by name."""
+"""Registries of the engines that run a model and of the targets of `vitrail export`, and the list of precisions."""
 
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,10 @@ ENGINES: "Registry[type[Engine]]" = Registry(
     base="vitrail.inference.engine:Engine",
     name_attribute="name",
 )
-"""The first one is always available, and the others are verified against it."""
+"""Engines by name. The first one is always installed, and the others are verified against it."""
 
 PRECISIONS = ("float32", "bfloat16", "int8")
-"""The first one is exact: it is the default, and the others are compared with it."""
+"""Precisions of all engines. The first one is exact and the default; the others are compared with it."""
 
 TARGETS: "Registry[type[Target]]" = Registry(
     "target",
@@ -34,3 +34,4 @@ TARGETS: "Registry[type[Target]]" = Registry(
     base="vitrail.inference.targets.base:Target",
     name_attribute="name",
 )
+"""Targets of `vitrail export` by name."""

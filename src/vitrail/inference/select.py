@@ -1,4 +1,4 @@
-"""The engine and precision for a bundle: as asked for, or the fastest on this machine, measured once."""
+"""Selection of the engine and precision for a bundle: as requested, or the fastest on this machine, measured once."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from vitrail.data.preprocess import ImageLike
 
 _EXACT = PRECISIONS[0]
-_ALWAYS = next(iter(ENGINES))
-_NOTICED = 1.05  # times as long: less is not told from noise
-_ENOUGH = 40  # images to compare answers on; embedded ones, where fewer are given
-_COMPARED = 200  # images of those given on which answers are compared
+_DEFAULT_ENGINE = next(iter(ENGINES))
+_NOTICEABLE_SLOWDOWN = 1.05  # below it, a slowdown may be noise
+_MIN_IMAGES = 40  # images on which predictions are compared; embedded images are added to fewer
+_MAX_IMAGES = 200  # sampled from the user's images
 
 
 def choose_engine(
@@ -35,16 +35,20 @@ def choose_engine(
     images: "Sequence[ImageLike] | np.ndarray" = (),
     choose_images: "Callable[[BundleInfo], Sequence[ImageLike] | np.ndarray] | None" = None,
     threads: int | None = None,
-    load: Workload | None = None,
+    workload: Workload | None = None,
     device: str | None = None,
 ) -> EngineChoice:
-    """The engine and precision of a request; for `auto` the fastest for these images (without images: for very many),
-    under the load of a `Classifier` unless another is given. For `auto`, `choose_images` returns the images for a
-    bundle. A bundle in memory has engine torch only, and nothing is measured."""
+    """Return the engine and precision of a request, with `auto` resolved by measurement.
+
+    `auto` selects the fastest for the number of `images` (without images: for very many), under the workload of a
+    `Classifier` unless another one is passed. `choose_images` returns the images from the metadata of the bundle; it is
+    called only for `auto`. Nothing is measured for a bundle in memory or another device than the CPU: `auto` is then
+    torch in float32. Raises UsageError if no engine on this machine has the precision.
+    """
     request.check()
     if not isinstance(bundle, str | Path) or device not in (None, "auto", "cpu"):
         return EngineChoice(
-            _ALWAYS if request.engine == "auto" else request.engine,
+            _DEFAULT_ENGINE if request.engine == "auto" else request.engine,
             _EXACT if request.precision == "auto" else request.precision,
         )
     if "auto" not in request[:2] and request.precision == _EXACT:
@@ -53,15 +57,15 @@ def choose_engine(
     info.check_computable()
     if choose_images is not None and "auto" in request[:2]:
         images = choose_images(info)
-    load = load or Workload(batch_for(info.config), limit_threads(threads) if threads else cores(), 1)
-    load = load._replace(device=device or load.device)
-    measured = BenchmarkStore.read(bundle)
+    workload = workload or Workload(batch_for(info.config), limit_threads(threads) if threads else cores(), 1)
+    workload = workload._replace(device=device or workload.device)
+    store = BenchmarkStore.read(bundle)
     engines = [name for name in ENGINES if request.engine in (name, "auto")]
-    choices = [EngineChoice(name, one) for name in engines for one in _precisions(request, name)]
-    speeds = _speeds(str(bundle), measured, load, choices)
+    choices = [EngineChoice(name, precision) for name in engines for precision in _select_precisions(request, name)]
+    speeds = _read_or_measure_speeds(str(bundle), store, workload, choices)
     if "auto" not in request[:2]:
         choice = EngineChoice(request.engine, request.precision)
-        _warn(choice, speeds)
+        _warn_if_slower(choice, speeds)
         return choice
     speeds = {choice: speed for choice, speed in speeds.items() if request.precision in ("auto", choice.precision)}
     if not speeds:
@@ -72,44 +76,47 @@ def choose_engine(
     count = len(images) or math.inf
     order = sorted(speeds, key=lambda choice: speeds[choice].seconds(count))
     if request.precision != "auto":
-        say(_reason(order, speeds))
+        say(_describe_order(order, speeds))
         return order[0]
-    return _within(request.tolerance, order, speeds, _Answers(str(bundle), info, measured, images))
+    return _choose_within_tolerance(request.tolerance, order, speeds, _AgreementMeter(str(bundle), info, store, images))
 
 
-def _precisions(request: EngineRequest, engine: str) -> list[str]:
-    """The precisions of an engine to be measured: with a reduced one, float32 beside it."""
-    known = ENGINES[engine].precisions
-    return [one for one in known if request.precision in (one, "auto") or (request.engine != "auto" and one == _EXACT)]
+def _select_precisions(request: EngineRequest, engine: str) -> list[str]:
+    """Return the precisions of an engine to benchmark. float32 is always included as the reference for one engine."""
+    return [
+        precision
+        for precision in ENGINES[engine].precisions
+        if request.precision in (precision, "auto") or (request.engine != "auto" and precision == _EXACT)
+    ]
 
 
-def _speeds(
-    path: str, measured: BenchmarkStore, load: Workload, choices: list[EngineChoice]
+def _read_or_measure_speeds(
+    path: str, store: BenchmarkStore, workload: Workload, choices: list[EngineChoice]
 ) -> dict[EngineChoice, Speed]:
-    """The speeds of those engine choices that this machine has: kept, or measured now."""
+    """Return the speeds of the engine choices that this machine has: stored ones, otherwise measured now and stored."""
     installed = [choice for choice in choices if _is_installed(choice.engine)]
     if missing := {choice.engine for choice in choices} - {choice.engine for choice in installed}:
         say(f"auto: {' and '.join(sorted(missing))} left out: not installed")
-    possible = [choice for choice in installed if choice not in measured.refused()]
-    known = measured.speeds(load)
-    if not all(choice in known for choice in possible):
+    possible = [choice for choice in installed if choice not in store.refused()]
+    speeds = store.speeds(workload)
+    if not all(choice in speeds for choice in possible):
         from vitrail.inference.measure import measure_speeds
 
         usable, refused = find_usable(path, possible)
         for choice, reason in refused.items():
             say(f"auto: {choice} left out: {reason.text}")
-        known = measure_speeds(path, usable, load) if usable else {}
-        measured.keep_speeds(load, known, refused)
-    return {choice: known[choice] for choice in possible if choice in known}
+        speeds = measure_speeds(path, usable, workload) if usable else {}
+        store.save_speeds(workload, speeds, refused)
+    return {choice: speeds[choice] for choice in possible if choice in speeds}
 
 
 def list_choices() -> list[EngineChoice]:
-    """All precisions of all engines."""
+    """Return every precision of every engine."""
     return [EngineChoice(name, precision) for name in ENGINES for precision in ENGINES[name].precisions]
 
 
 def find_usable(path: str, choices: list[EngineChoice]) -> tuple[list[EngineChoice], dict[EngineChoice, Refusal]]:
-    """The engine choices that can be used here, with their files made, and why the others cannot."""
+    """Build the model files of engine choices. Return the usable choices, and the reasons against the others."""
     usable: list[EngineChoice] = []
     refused: dict[EngineChoice, Refusal] = {}
     for choice in choices:
@@ -122,100 +129,108 @@ def find_usable(path: str, choices: list[EngineChoice]) -> tuple[list[EngineChoi
         except CorruptFileError:
             raise
         except VitrailError as error:
-            # What is missing may be there the next time, and a file that cannot be made; not so what this CPU lacks,
-            # and a proof.
+            # A failed proof and a precision that this CPU lacks are permanent. A missing package can be installed, and
+            # a file that could not be written may be written the next time.
             lasts = isinstance(error, UnprovedError) or not (is_checked or isinstance(error, MissingError))
             refused[choice] = Refusal(str(error), lasts)
     return usable, refused
 
 
 def _is_installed(engine: str) -> bool:
-    """Whether the packages of an engine are there. Nothing is imported: OpenVINO alone takes half a second."""
+    """Return whether the packages of an engine are installed, without importing them: OpenVINO takes half a second."""
     try:
         return all(find_spec(package) is not None for package in ENGINES[engine].packages)
     except ValueError:
         return False
 
 
-def _warn(choice: EngineChoice, speeds: dict[EngineChoice, Speed]) -> None:
-    """Say so if a reduced precision, which somebody asked for, is slower than float32 on this machine."""
-    exact, own = speeds.get(EngineChoice(choice.engine, _EXACT)), speeds.get(choice)
-    if exact is not None and own is not None and (slower := own.image / exact.image) > _NOTICED:
-        say(f"note: {choice} takes {slower:.1f} times as long as {_EXACT} on this machine (measured)")
+def _warn_if_slower(choice: EngineChoice, speeds: dict[EngineChoice, Speed]) -> None:
+    """Print a note if the requested reduced precision is slower than float32 on this machine."""
+    exact, reduced = speeds.get(EngineChoice(choice.engine, _EXACT)), speeds.get(choice)
+    if exact is not None and reduced is not None and (slowdown := reduced.image / exact.image) > _NOTICEABLE_SLOWDOWN:
+        say(f"note: {choice} takes {slowdown:.1f} times as long as {_EXACT} on this machine (measured)")
 
 
-class _Answers:
-    """How many answers of an engine choice are those of float32: as `vitrail bench --data` found it, otherwise on
-    some of the given images, and on embedded ones where these are few."""
+class _AgreementMeter:
+    """Measures how many predictions of an engine choice are the same as in float32.
+
+    It uses the stored result of `vitrail bench --data`; otherwise a sample of the user's images, with embedded images
+    if there are only a few.
+    """
 
     def __init__(
-        self, path: str, info: BundleInfo, measured: BenchmarkStore, images: "Sequence[ImageLike] | np.ndarray"
+        self, path: str, info: BundleInfo, store: BenchmarkStore, images: "Sequence[ImageLike] | np.ndarray"
     ) -> None:
         info.check_classifies()
-        self._path, self._info, self._measured, self._images = path, info, measured, images
+        self._path, self._info, self._store, self._images = path, info, store, images
 
-    def of(self, choice: EngineChoice, exact: EngineChoice) -> Agreement:
-        """The agreement of an engine choice with an exact one."""
-        if (found := self._measured.agreements().get(choice)) is not None:
-            return found
-        pixels, name = self._pixels()
-        one, other = (_decide(self._path, self._info, each, pixels) for each in (choice, exact))
-        # Not kept: it tells about these images, and the next ones are others.
-        return Agreement(name, len(pixels), int((one == other).all(axis=1).sum()))
+    def measure(self, choice: EngineChoice, exact: EngineChoice) -> Agreement:
+        """Return the agreement of an engine choice with the exact one."""
+        if (stored := self._store.agreements().get(choice)) is not None:
+            return stored
+        pixels, name = self._sample_pixels()
+        decisions, expected = (_decide(self._path, self._info, each, pixels) for each in (choice, exact))
+        # Not stored: the next images may be different ones.
+        return Agreement(name, len(pixels), int((decisions == expected).all(axis=1).sum()))
 
-    def _pixels(self) -> tuple[np.ndarray, str]:
+    def _sample_pixels(self) -> tuple[np.ndarray, str]:
+        """Return cropped images to compare predictions on, and their description."""
         count, preprocess = len(self._images), self._info.preprocess
         crops = []
-        # Evenly spaced: files are sorted by class.
-        for index in np.unique(np.linspace(0, count - 1, min(_COMPARED, count)).round().astype(np.int64)):
+        # Evenly spaced, because files are sorted by class.
+        for index in np.unique(np.linspace(0, count - 1, min(_MAX_IMAGES, count)).round().astype(np.int64)):
             try:
                 crops.append(preprocess.crop(self._images[index]))
-            except VitrailError:  # it is reported when it is classified
+            except VitrailError:  # reported when the image is classified
                 continue
-        if len(crops) >= _ENOUGH:
+        if len(crops) >= _MIN_IMAGES:
             return np.stack(crops), "given images"
-        embedded = crop_embedded_images(preprocess, _ENOUGH - len(crops))
+        embedded = crop_embedded_images(preprocess, _MIN_IMAGES - len(crops))
         return np.concatenate([*(crop[None] for crop in crops), embedded]), (
             f"{len(crops)} given and {len(embedded)} embedded images" if crops else "embedded images"
         )
 
 
 def _decide(path: str, info: BundleInfo, choice: EngineChoice, pixels: np.ndarray) -> np.ndarray:
+    """Return the predictions of an engine choice for cropped images, as the bundle's decision rule gives them."""
     size = batch_for(info.config)
     with ENGINES[choice.engine].open(path, None, choice.precision).running(None) as run:
-        logits = [run(pixels[at : at + size]).logits for at in range(0, len(pixels), size)]
+        logits = [run(pixels[start : start + size]).logits for start in range(0, len(pixels), size)]
     return info.answer.decide(np.concatenate(logits))
 
 
-def _within(
-    tolerance: float, order: list[EngineChoice], speeds: dict[EngineChoice, Speed], answers: _Answers
+def _choose_within_tolerance(
+    tolerance: float, order: list[EngineChoice], speeds: dict[EngineChoice, Speed], meter: _AgreementMeter
 ) -> EngineChoice:
-    """The fastest engine choice whose share of other answers is within the tolerance. Those in float32 have none."""
+    """Return the fastest engine choice whose share of predictions that differ from float32 is within the tolerance.
+
+    `order` has the engine choices with the fastest first. Prints a line with the choice and the rejected ones.
+    """
     exact = next((choice for choice in order if choice.precision == _EXACT), None)
     if exact is None:
         raise UsageError(f"Precision auto must have {_EXACT} to compare with, got {', '.join(map(str, order))}.")
-    refused: list[str] = []
-
-    def chosen(choice: EngineChoice, *more: str) -> EngineChoice:
-        say("; ".join([_reason([choice, *(one for one in order if one != choice)], speeds), *more, *refused]))
-        return choice
-
+    chosen, details, rejected = exact, [], []
     for choice in order:
         if choice == exact:
             break
-        found = answers.of(choice, exact)
-        low, high = wilson_interval(found.images - found.same, found.images)
-        gave = (
-            f"{found.images - found.same} of {found.images} answers differ from {_EXACT} on {found.data}"
+        agreement = meter.measure(choice, exact)
+        changed = agreement.images - agreement.same
+        low, high = wilson_interval(changed, agreement.images)
+        difference = (
+            f"{changed} of {agreement.images} predictions differ from {_EXACT} on {agreement.data}"
             f" ({low:.1%} to {high:.1%})"
         )
-        if found.changed <= tolerance:
-            return chosen(choice, gave)
-        refused.append(f"not {choice}: {gave}, more than {tolerance:g}")
-    return chosen(exact)
+        if agreement.changed <= tolerance:
+            chosen, details = choice, [difference]
+            break
+        rejected.append(f"not {choice}: {difference}, more than {tolerance:g}")
+    chosen_first = [chosen, *(choice for choice in order if choice != chosen)]
+    say("; ".join([_describe_order(chosen_first, speeds), *details, *rejected]))
+    return chosen
 
 
-def _reason(order: list[EngineChoice], speeds: dict[EngineChoice, Speed]) -> str:
+def _describe_order(order: list[EngineChoice], speeds: dict[EngineChoice, Speed]) -> str:
+    """Return a line with the speed of the first engine choice, and with those of the others in parentheses."""
     first, *others = (
         f"{choice} {1 / speeds[choice].image:.1f} images/s after {speeds[choice].start:.1f} s" for choice in order
     )

@@ -1,4 +1,4 @@
-"""The torch engine."""
+"""The torch engine, the reference for all other engines."""
 
 import contextlib
 from collections.abc import Generator
@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 
 class TorchEngine(Engine):
-    """A bundle's model, in evaluation mode while it runs, on its device or moved to another one. torch is imported when
-    a bundle is opened."""
+    """A bundle's model in torch, on a CPU or an accelerator.
+
+    `open` moves the model to the device. `running` puts it into evaluation mode as long as its context lasts. torch is
+    imported when a bundle is opened.
+    """
 
     name = "torch"
     precisions = ("float32", "bfloat16")
@@ -38,16 +41,16 @@ class TorchEngine(Engine):
         from vitrail.models.activations import Activations
         from vitrail.models.device import evaluating
 
-        before = torch.get_num_threads()
-        computing = limit_threads(threads or before)
+        previous_threads = torch.get_num_threads()
+        call_threads = limit_threads(threads or previous_threads)
         weight = next(self.model.parameters())
         is_reduced = self.precision == "bfloat16"
 
         @torch.inference_mode()
         def run(pixels_BHWC: np.ndarray) -> EngineOutputs:
-            # The number belongs to the calling thread, and to threads that begin later.
-            if torch.get_num_threads() != computing:
-                torch.set_num_threads(computing)
+            # torch stores the number per calling thread; threads that start later inherit it.
+            if torch.get_num_threads() != call_threads:
+                torch.set_num_threads(call_threads)
             images = self.info.preprocess.scale(torch.from_numpy(pixels_BHWC).to(weight.device))
             activations = Activations(frozenset())
             with torch.autocast(weight.device.type, torch.bfloat16, enabled=is_reduced):
@@ -58,4 +61,4 @@ class TorchEngine(Engine):
             with evaluating(self.model):
                 yield first_call_alone(EngineChoice(self.name, self.precision), run)
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(previous_threads)

@@ -1,4 +1,4 @@
-"""`vitrail export`: each target proved, read by others, and run by the program in its README without vitrail."""
+"""`vitrail export`: targets are proved, read by other runtimes, and run by the program in README.md."""
 
 import json
 import re
@@ -26,7 +26,7 @@ from vitrail.inference.registry import ENGINES, TARGETS
 from vitrail.lab.exact import redraw
 
 FILES = {"README.md", "labels.txt", "manifest.json", "preprocess.json", "proof.json"}
-OWN = {
+MODEL_FILES = {
     "onnx": {"model.onnx"},
     "openvino": {"model.xml", "model.bin"},
     "torch": {"model.pt2"},
@@ -43,7 +43,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    """A bundle whose ONNX graph is kept, so that exports take it from there."""
+    """A bundle with a model file of engine onnx, whose graph is reused by exports."""
     folder = tmp_path_factory.mktemp("bundles") / "pico"
     shutil.copytree(FIXTURE, folder)
     ENGINES["onnx"].prepare(folder, "float32")
@@ -54,30 +54,30 @@ def files_of(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def run_readme(folder, image, without):
-    """What the program in the README prints, in a process in which some packages cannot be imported."""
+def run_readme(folder, image, blocked_packages):
+    """Run the program in README.md in a process that cannot import some packages. Returns the printed words by line."""
     (program,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.S)
     assert len([line for line in program.splitlines() if line and "import" not in line]) <= 18
-    blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in without)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"import sys\n{blocked}{program}", str(image)],
+    preamble = "".join(f"sys.modules[{name!r}] = None\n" for name in blocked_packages)
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", f"import sys\n{preamble}{program}", str(image)],
         cwd=folder, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [line.split(" ", 1) for line in done.stdout.splitlines()]
+    assert result.returncode == 0, result.stderr
+    return [line.split(" ", 1) for line in result.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("target", [*TARGETS])
-def test_an_export_is_complete_proved_and_runs_without_vitrail(target, bundle, call, tmp_path):
+def test_export_is_complete_proved_and_runs_without_vitrail(target, bundle, call, tmp_path):
     out = tmp_path / "out"
-    done = call("export", bundle, out, "--to", target, "--json")
-    assert done.returncode == 0, done.stderr
-    assert files_of(out) == FILES | OWN[target]
+    result = call("export", bundle, out, "--to", target, "--json")
+    assert result.returncode == 0, result.stderr
+    assert files_of(out) == FILES | MODEL_FILES[target]
     proof = json.loads((out / "proof.json").read_text())
-    assert proof == json.loads(done.stdout)
+    assert proof == json.loads(result.stdout)
     assert (proof["pictures"], proof["same_answers"], proof["precision"], proof["batch"]) == (40, 40, "float32", "any")
     assert proof["max_logit_difference"] < 1e-5
-    assert proof["files"] == {name: checksum(out / name) for name in OWN[target]}
+    assert proof["files"] == {name: checksum(out / name) for name in MODEL_FILES[target]}
     verify_checksums(out, FILES - {"manifest.json"})
     assert (out / "labels.txt").read_text(encoding="utf-8") == "cat\ndog\n새\n"
     loaded = vitrail.load(bundle)
@@ -85,10 +85,12 @@ def test_an_export_is_complete_proved_and_runs_without_vitrail(target, bundle, c
 
     pixels = np.random.default_rng(1).integers(0, 256, (5, 6), dtype=np.uint8)
     Image.fromarray(pixels).resize((61, 47)).save(tmp_path / "image.png")
-    said = run_readme(out, tmp_path / "image.png", ("vitrail",) if target == "torch" else ("vitrail", "torch"))
+    printed = run_readme(out, tmp_path / "image.png", ("vitrail",) if target == "torch" else ("vitrail", "torch"))
     (expected,) = vitrail.Classifier(bundle).predict([tmp_path / "image.png"])
-    assert [label for _, label in said] == [one["label"] for one in expected]
-    assert [float(score) for score, _ in said] == pytest.approx([one["score"] for one in expected], abs=1e-4)
+    assert [label for _, label in printed] == [prediction["label"] for prediction in expected]
+    assert [float(score) for score, _ in printed] == pytest.approx(
+        [prediction["score"] for prediction in expected], abs=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,22 +103,24 @@ def test_an_export_is_complete_proved_and_runs_without_vitrail(target, bundle, c
     ],
     ids=str,
 )
-def test_the_program_preprocesses_as_the_bundle_does(size, changes):
-    from vitrail.inference.targets.readme import _pixels
+def test_readme_program_preprocesses_like_the_bundle(size, changes):
+    from vitrail.inference.targets.readme import _preprocessing_lines
 
-    eye = vitrail.Preprocess(resolution=(24, 20), **changes)
+    preprocess = vitrail.Preprocess(resolution=(24, 20), **changes)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)).resize(size)
     scope = {"image": image, "np": np, "Image": Image}
-    exec("\n".join(_pixels(eye)[1:]), scope)  # all but the opening of a file
-    np.testing.assert_allclose(scope["pixels"][0], eye.scale_array(eye.crop(image)[None])[0], rtol=0, atol=1e-6)
+    exec("\n".join(_preprocessing_lines(preprocess)[1:]), scope)  # without the line that opens a file
+    np.testing.assert_allclose(
+        scope["pixels"][0], preprocess.scale_array(preprocess.crop(image)[None])[0], rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(("channels", "resize"), [(1, "pad"), (3, "shorter")])
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
-def test_the_program_reads_any_kind_of_image_as_the_bundle_does(mode, channels, resize, tmp_path):
-    from vitrail.inference.targets.readme import _pixels
+def test_readme_program_reads_every_image_mode_like_the_bundle(mode, channels, resize, tmp_path):
+    from vitrail.inference.targets.readme import _preprocessing_lines
 
-    eye = vitrail.Preprocess(
+    preprocess = vitrail.Preprocess(
         resolution=(24, 20), resize=resize, background=(0, 60, 255), mean=(0.5,) * channels, std=(0.5,) * channels
     )
     pixels = np.random.default_rng(0).integers(0, 256, (31, 43, 4), dtype=np.uint8)
@@ -126,25 +130,27 @@ def test_the_program_reads_any_kind_of_image_as_the_bundle_does(mode, channels, 
     else:
         Image.fromarray(pixels).convert(mode).save(path)
     scope = {"np": np, "Image": Image, "ImageOps": ImageOps, "sys": SimpleNamespace(argv=["", path])}
-    exec("\n".join(_pixels(eye)), scope)
-    np.testing.assert_allclose(scope["pixels"][0], eye.scale_array(eye.crop(path)[None])[0], rtol=0, atol=1e-6)
+    exec("\n".join(_preprocessing_lines(preprocess)), scope)
+    np.testing.assert_allclose(
+        scope["pixels"][0], preprocess.scale_array(preprocess.crop(path)[None])[0], rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
-def test_the_program_refuses_more_than_8_bits_in_one_line(dtype, tmp_path):
-    from vitrail.inference.targets.readme import _pixels
+def test_readme_program_rejects_more_than_8_bits_in_one_line(dtype, tmp_path):
+    from vitrail.inference.targets.readme import _preprocessing_lines
 
     Image.fromarray(np.full((31, 43), 999, dtype)).save(tmp_path / "image.tiff")
     scope = {"Image": Image, "ImageOps": ImageOps}
     scope["sys"] = SimpleNamespace(argv=["", tmp_path / "image.tiff"], exit=sys.exit)
     with pytest.raises(SystemExit, match=r"Image must have 8 bits per channel\. Convert it first\.$"):
-        exec("\n".join(_pixels(vitrail.Preprocess())), scope)
+        exec("\n".join(_preprocessing_lines(vitrail.Preprocess())), scope)
 
 
-def test_a_fixed_batch_is_what_the_model_takes(bundle, call, tmp_path):
+def test_fixed_batch_is_the_input_shape_of_the_model(bundle, call, tmp_path):
     for target, model in (("onnx", "model.onnx"), ("triton", "vit-pico-2/1/model.onnx")):
-        done = call("export", bundle, tmp_path / target, "--to", target, "--batch", "3", "--json")
-        assert (done.returncode, json.loads(done.stdout)["pictures"]) == (0, 39), done.stderr
+        result = call("export", bundle, tmp_path / target, "--to", target, "--batch", "3", "--json")
+        assert (result.returncode, json.loads(result.stdout)["pictures"]) == (0, 39), result.stderr
         session = import_engine_package("onnxruntime", "onnx").InferenceSession(tmp_path / target / model)
         assert [port.shape for port in (*session.get_inputs(), *session.get_outputs())] == [
             [3, 1, 8, 8],
@@ -158,28 +164,30 @@ def test_a_fixed_batch_is_what_the_model_takes(bundle, call, tmp_path):
     assert "dims: [ 3, 1, 8, 8 ]" in settings
 
 
-def test_int8_is_written_and_said(bundle, call, tmp_path):
-    done = call("export", bundle, tmp_path / "out", "--to", "onnx", "--precision", "int8", "--json")
-    proof = json.loads(done.stdout)
+def test_int8_export_has_integer_products_and_readme_names_precision(bundle, call, tmp_path):
+    result = call("export", bundle, tmp_path / "out", "--to", "onnx", "--precision", "int8", "--json")
+    proof = json.loads(result.stdout)
     assert (proof["precision"], proof["same_answers"] >= 38) == ("int8", True)
-    kinds = {node.op_type for node in onnx.load(tmp_path / "out" / "model.onnx").graph.node}
-    assert {"MatMulInteger", "DynamicQuantizeLinear"} <= kinds
+    operators = {node.op_type for node in onnx.load(tmp_path / "out" / "model.onnx").graph.node}
+    assert {"MatMulInteger", "DynamicQuantizeLinear"} <= operators
     assert "The model computes in int8." in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_the_program_of_openvino_in_int8_leaves_the_rest_to_it(bundle, call, tmp_path):
-    done = call("export", bundle, tmp_path / "out", "--to", "openvino", "--precision", "int8", "--json")
-    proof = json.loads(done.stdout)
+def test_openvino_int8_program_sets_no_precision_hint(bundle, call, tmp_path):
+    result = call("export", bundle, tmp_path / "out", "--to", "openvino", "--precision", "int8", "--json")
+    proof = json.loads(result.stdout)
     assert (proof["precision"], proof["same_answers"] >= 38) == ("int8", True)
     assert proof["max_logit_difference"] > 1e-4
     assert 'compile_model("model.xml", "CPU", {})' in (tmp_path / "out" / "README.md").read_text()
     Image.fromarray(np.random.default_rng(1).integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / "image.png")
-    said = run_readme(tmp_path / "out", tmp_path / "image.png", ("vitrail", "torch"))
+    printed = run_readme(tmp_path / "out", tmp_path / "image.png", ("vitrail", "torch"))
     (expected,) = vitrail.Classifier(bundle, engine="openvino", precision="int8").predict([tmp_path / "image.png"])
-    assert [float(score) for score, _ in said] == pytest.approx([one["score"] for one in expected], abs=1e-4)
+    assert [float(score) for score, _ in printed] == pytest.approx(
+        [prediction["score"] for prediction in expected], abs=1e-4
+    )
 
 
-def test_openvino_keeps_float32_and_says_what_it_is(bundle, call, tmp_path):
+def test_openvino_export_keeps_float32_and_stores_metadata(bundle, call, tmp_path):
     assert call("export", bundle, tmp_path / "out", "--to", "openvino", "--batch", "2").returncode == 0
     model = import_engine_package("openvino", "openvino").Core().read_model(tmp_path / "out" / "model.xml")
     assert list(model.input("pixel_values").get_shape()) == [2, 1, 8, 8]
@@ -198,16 +206,16 @@ def reference_logits(path, images):
 def test_every_family_exports_to_every_runtime(name, tmp_path, call):
     model = redraw(vitrail.create(name, classes=5, **MODELS[name]), std=0.05).eval()
     half = (0.5,) * model.config.channels
-    eye = vitrail.Preprocess(resolution=model.config.resolution, mean=half, std=half)
-    vitrail.save(vitrail.Bundle(model=model, preprocess=eye), tmp_path / "one")
-    ENGINES["onnx"].prepare(tmp_path / "one", "float32")  # exports take its graph, which takes the most time
+    preprocess = vitrail.Preprocess(resolution=model.config.resolution, mean=half, std=half)
+    vitrail.save(vitrail.Bundle(model=model, preprocess=preprocess), tmp_path / "one")
+    ENGINES["onnx"].prepare(tmp_path / "one", "float32")  # exports reuse its graph, the slowest step
     for target in ("onnx", "openvino", "torch"):
-        done = call("export", tmp_path / "one", tmp_path / target, "--to", target, "--json")
-        assert done.returncode == 0, done.stderr
-        proof = json.loads(done.stdout)
+        result = call("export", tmp_path / "one", tmp_path / target, "--to", target, "--json")
+        assert result.returncode == 0, result.stderr
+        proof = json.loads(result.stdout)
         assert (proof["pictures"], proof["same_answers"]) == (40, 40)
         assert proof["max_logit_difference"] < 1e-4
-    images = eye.scale_array(crop_embedded_images(eye, 3))
+    images = preprocess.scale_array(crop_embedded_images(preprocess, 3))
     path = tmp_path / "onnx" / "model.onnx"
     openvino = (
         import_engine_package("openvino", "openvino")
@@ -216,50 +224,54 @@ def test_every_family_exports_to_every_runtime(name, tmp_path, call):
     )
     runtime = import_engine_package("onnxruntime", "onnx").InferenceSession(path)
     (expected,) = runtime.run(["logits"], {"pixel_values": images})
-    for found in (openvino({"pixel_values": images})["logits"], reference_logits(path, images)):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * max(np.abs(expected).max(), 1))
+    for logits in (openvino({"pixel_values": images})["logits"], reference_logits(path, images)):
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4 * max(np.abs(expected).max(), 1))
 
 
 # Triton
 
 
-def their_schema():
-    """Triton's message ModelConfig. No extra installs its client, which pins protobuf below 7."""
+def triton_schema():
+    """Triton's own message ModelConfig. No extra installs its client, which needs protobuf below 7."""
     messages = pytest.importorskip("tritonclient.grpc.model_config_pb2", reason="tritonclient is not installed")
     return messages.ModelConfig()
 
 
-def part_of_schema():
-    """The part of it that we write, by the published field names."""
+def partial_schema():
+    """The fields of the message ModelConfig that vitrail writes, with their published names."""
     file = descriptor_pb2.FileDescriptorProto(name="part.proto", package="part", syntax="proto3")
-    kinds = file.enum_type.add(name="DataType")
+    data_types = file.enum_type.add(name="DataType")
     for number, name in enumerate(("TYPE_INVALID", "TYPE_FP32")):
-        kinds.value.add(name=name, number=number)
-    texts, numbers, many, single = 9, 3, 3, 1
-    port = [("name", texts, single, ""), ("data_type", 14, single, ".part.DataType"), ("dims", numbers, many, "")]
+        data_types.value.add(name=name, number=number)
+    string_type, int_type, repeated, single = 9, 3, 3, 1
+    port = [
+        ("name", string_type, single, ""),
+        ("data_type", 14, single, ".part.DataType"),
+        ("dims", int_type, repeated, ""),
+    ]
     for name, fields in {
         "ModelInput": port,
-        "ModelOutput": [*port, ("label_filename", texts, single, "")],
+        "ModelOutput": [*port, ("label_filename", string_type, single, "")],
         "ModelDynamicBatching": [],
         "ModelConfig": [
-            ("name", texts, single, ""),
-            ("backend", texts, single, ""),
+            ("name", string_type, single, ""),
+            ("backend", string_type, single, ""),
             ("max_batch_size", 5, single, ""),
-            ("input", 11, many, ".part.ModelInput"),
-            ("output", 11, many, ".part.ModelOutput"),
+            ("input", 11, repeated, ".part.ModelInput"),
+            ("output", 11, repeated, ".part.ModelOutput"),
             ("dynamic_batching", 11, single, ".part.ModelDynamicBatching"),
         ],
     }.items():
         message = file.message_type.add(name=name)
-        for number, (field, kind, label, of) in enumerate(fields, 1):
-            message.field.add(name=field, number=number, type=kind, label=label, type_name=of or None)
+        for number, (field, field_type, label, type_name) in enumerate(fields, 1):
+            message.field.add(name=field, number=number, type=field_type, label=label, type_name=type_name or None)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("part.ModelConfig"))()
 
 
-@pytest.mark.parametrize("schema", [their_schema, part_of_schema])
-def test_triton_can_parse_the_repository(schema, bundle, call, tmp_path):
+@pytest.mark.parametrize("schema", [triton_schema, partial_schema])
+def test_triton_schema_parses_config(schema, bundle, call, tmp_path):
     assert call("export", bundle, tmp_path / "out", "--to", "triton").returncode == 0
     config = text_format.Parse((tmp_path / "out" / "vit-pico-2" / "config.pbtxt").read_text(), schema())
     assert (config.name, config.backend, config.max_batch_size) == ("vit-pico-2", "onnxruntime", 64)
@@ -271,11 +283,11 @@ def test_triton_can_parse_the_repository(schema, bundle, call, tmp_path):
     assert [port.label_filename for port in config.output] == ["labels.txt", ""]
 
 
-# Wrong use, and disks
+# Wrong use and full disks
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("flags", "message"),
     [
         (["--to", "coreml"], "Target must be one of onnx, openvino, torch, triton, got 'coreml'."),
         (
@@ -289,99 +301,99 @@ def test_triton_can_parse_the_repository(schema, bundle, call, tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_use_is_one_line_and_nothing_is_written(bundle, call, tmp_path, words, message):
-    done = call("export", bundle, tmp_path / "out", *words)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert message in done.stderr
+def test_wrong_use_of_export_gives_one_line_error_and_writes_nothing(bundle, call, tmp_path, flags, message):
+    result = call("export", bundle, tmp_path / "out", *flags)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert message in result.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_an_existing_output_is_refused_or_replaced_as_a_whole(bundle, call, tmp_path):
+def test_existing_output_is_rejected_or_replaced_completely(bundle, call, tmp_path):
     out = tmp_path / "out"
     assert call("export", bundle, out, "--to", "onnx").returncode == 0
-    done = call("export", bundle, out, "--to", "torch")
-    assert (done.returncode, "Output must not exist yet" in done.stderr) == (2, True)
+    result = call("export", bundle, out, "--to", "torch")
+    assert (result.returncode, "Output must not exist yet" in result.stderr) == (2, True)
     assert call("export", bundle, out, "--to", "torch", "--force").returncode == 0
-    assert files_of(out) == FILES | OWN["torch"]
+    assert files_of(out) == FILES | MODEL_FILES["torch"]
     (out / "notes.txt").write_text("what I found")
-    done = call("export", bundle, out, "--to", "onnx", "--force")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert f"Output must contain only files that vitrail wrote, got '{out / 'notes.txt'}' in it." in done.stderr
-    assert files_of(out) == FILES | OWN["torch"] | {"notes.txt"}
+    result = call("export", bundle, out, "--to", "onnx", "--force")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert f"Output must contain only files that vitrail wrote, got '{out / 'notes.txt'}' in it." in result.stderr
+    assert files_of(out) == FILES | MODEL_FILES["torch"] | {"notes.txt"}
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious.txt").write_text("x")
-    done = call("export", bundle, tmp_path / "mine", "--to", "onnx", "--force")
-    assert (done.returncode, files_of(tmp_path / "mine")) == (2, {"precious.txt"})
+    result = call("export", bundle, tmp_path / "mine", "--to", "onnx", "--force")
+    assert (result.returncode, files_of(tmp_path / "mine")) == (2, {"precious.txt"})
 
 
-def test_a_missing_package_is_one_line(bundle, call, tmp_path, monkeypatch):
+def test_missing_package_gives_one_line_error(bundle, call, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "openvino", None)
-    done = call("export", bundle, tmp_path / "out", "--to", "openvino")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "needs the 'openvino' extra (openvino is missing)" in done.stderr
+    result = call("export", bundle, tmp_path / "out", "--to", "openvino")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "needs the 'openvino' extra (openvino is missing)" in result.stderr
 
 
 @pytest.mark.parametrize("target", [*TARGETS])
-def test_a_full_disk_leaves_nothing(target, bundle, call, tmp_path):
+def test_full_disk_leaves_no_files(target, bundle, call, tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, before[1]))
     try:
-        done = call("export", bundle, tmp_path / "out", "--to", target)
+        result = call("export", bundle, tmp_path / "out", "--to", target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert (done.returncode, done.stdout) == (1, "")
-    begun, failed = done.stderr.splitlines()
-    assert begun == f"writing {tmp_path / 'out'}, and comparing it with torch on 40 images"
-    assert re.search("File too large|disk full", failed)
+    assert (result.returncode, result.stdout) == (1, "")
+    start_line, error_line = result.stderr.splitlines()
+    assert start_line == f"writing {tmp_path / 'out'}, and comparing it with torch on 40 images"
+    assert re.search("File too large|disk full", error_line)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_answers_otherwise_is_not_written(bundle, call, tmp_path, monkeypatch):
+def test_export_that_predicts_differently_is_not_written(bundle, call, tmp_path, monkeypatch):
     monkeypatch.setattr("vitrail.inference.proof.TOLERANCE", -1.0)
-    done = call("export", bundle, tmp_path / "out", "--to", "onnx")
-    assert done.returncode == 1
-    assert "predicts 0 of 40 images differently from torch" in done.stderr.splitlines()[-1]
+    result = call("export", bundle, tmp_path / "out", "--to", "onnx")
+    assert result.returncode == 1
+    assert "predicts 0 of 40 images differently from torch" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
 
 
-def test_labels_are_lines_whatever_they_hold(tmp_path):
+def test_line_breaks_in_labels_are_replaced(tmp_path):
     from vitrail.inference.targets.base import write_labels
 
     loaded = vitrail.load(FIXTURE)
-    strange = vitrail.Bundle(model=loaded.model, preprocess=loaded.preprocess, labels=("a\nb", "c\u2028d", "e"))
-    write_labels(tmp_path / "labels.txt", strange.info)
+    bundle = vitrail.Bundle(model=loaded.model, preprocess=loaded.preprocess, labels=("a\nb", "c\u2028d", "e"))
+    write_labels(tmp_path / "labels.txt", bundle.info)
     assert (tmp_path / "labels.txt").read_text(encoding="utf-8") == "a b\nc d\ne\n"
 
 
 @pytest.mark.slow
-def test_an_export_merges_as_many_tokens_as_are_given(tmp_path, call):
-    words = ("export", "fashion", tmp_path / "out", "--to", "onnx", "--data", "fashion-40", "--json")
-    proof = json.loads(call(*words, "--merge", "0,4,0,0,0").stdout)
-    (price,) = proof["merging"]["curve"]
-    assert price["merge"] == proof["merging"]["merge"] == [0, 4, 0, 0, 0]
-    assert (price["count"], proof["same_answers"]) == (40, 40)
+def test_export_merges_tokens_as_the_flag_says(tmp_path, call):
+    command = ("export", "fashion", tmp_path / "out", "--to", "onnx", "--data", "fashion-40", "--json")
+    proof = json.loads(call(*command, "--merge", "0,4,0,0,0").stdout)
+    (cost,) = proof["merging"]["curve"]
+    assert cost["merge"] == proof["merging"]["merge"] == [0, 4, 0, 0, 0]
+    assert (cost["count"], proof["same_answers"]) == (40, 40)
     assert proof["merging"]["bundle"] == fingerprint(check_folder("fashion")) != proof["bundle"]
 
 
 @pytest.mark.slow
-def test_an_export_merges_as_many_tokens_as_a_search_finds(tmp_path, call):
-    words = ("export", "fashion", tmp_path / "out", "--to", "onnx", "--data", "fashion-40", "--json")
-    proof = json.loads(call(*words, "--merge", "auto", "--tolerance", "0.05").stdout)
-    first, last = (proof["merging"]["curve"][at] for at in (0, -1))
+def test_export_with_merge_auto_stays_within_tolerance(tmp_path, call):
+    command = ("export", "fashion", tmp_path / "out", "--to", "onnx", "--data", "fashion-40", "--json")
+    proof = json.loads(call(*command, "--merge", "auto", "--tolerance", "0.05").stdout)
+    first, last = (proof["merging"]["curve"][index] for index in (0, -1))
     assert (first["changed"], first["count"]) == (0, 40)
     assert last["macs"] < first["macs"] / 2
     assert 0 <= last["share"] <= 0.05
-    # A layer cannot merge more than half of what earlier ones leave.
-    assert all(done <= asked for done, asked in zip(proof["merging"]["merge"], last["merge"], strict=True))
+    # A layer cannot merge more than half of its tokens.
+    assert all(count <= setting for count, setting in zip(proof["merging"]["merge"], last["merge"], strict=True))
     assert proof["same_answers"] == 40
     assert (
-        "of 40 answers differ from the model without merging on fashion-40"
+        "of 40 predictions differ from the model without merging on fashion-40"
         in (tmp_path / "out" / "README.md").read_text()
     )
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (["--merge", "auto"], "Merge auto must have images"),
         (["--merge", "some"], "Merge must be auto, a number"),
@@ -390,27 +402,27 @@ def test_an_export_merges_as_many_tokens_as_a_search_finds(tmp_path, call):
         (["--merge", "auto", "--data", "fashion-40", "--tolerance", "2"], "Tolerance"),
     ],
 )
-def test_a_wrong_merge_is_one_line(options, words, tmp_path, call):
-    refused = call("export", "fashion", tmp_path / "out", "--to", "onnx", *options)
-    assert refused.returncode == 2
-    assert words in refused.stderr
+def test_wrong_merge_flag_is_rejected(options, message, tmp_path, call):
+    result = call("export", "fashion", tmp_path / "out", "--to", "onnx", *options)
+    assert result.returncode == 2
+    assert message in result.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_an_export_never_touches_the_bundle(bundle, tmp_path, call):
-    for place in (bundle, bundle / "out", bundle.parent):
-        refused = call("export", bundle, place, "--to", "onnx", "--force")
-        assert refused.returncode == 2
-        assert "utput must" in refused.stderr
+def test_export_never_overwrites_a_bundle(bundle, tmp_path, call):
+    for output in (bundle, bundle / "out", bundle.parent):
+        result = call("export", bundle, output, "--to", "onnx", "--force")
+        assert result.returncode == 2
+        assert "utput must" in result.stderr
     other = tmp_path / "other"
     shutil.copytree(FIXTURE, other)
-    refused = call("export", bundle, other, "--to", "onnx", "--force")
-    assert "new or an earlier export" in refused.stderr
+    result = call("export", bundle, other, "--to", "onnx", "--force")
+    assert "new or an earlier export" in result.stderr
     assert (other / "model.safetensors").exists()
     assert (bundle / "model.safetensors").exists()
 
 
-def test_an_export_beside_the_bundle_is_not_taken_for_the_engines_file(tmp_path, call):
+def test_export_next_to_bundle_is_not_used_as_model_file(tmp_path, call):
     bundle = tmp_path / "pico"
     shutil.copytree(FIXTURE, bundle)
     options = ("--to", "onnx", "--precision", "int8", "--batch", "2")

@@ -1,4 +1,4 @@
-"""Target onnx: a file for ONNX Runtime and whatever else reads ONNX."""
+"""Target onnx: a file for ONNX Runtime and other runtimes that read ONNX."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ class OnnxTarget(Target):
     packages = ("onnxruntime", "onnx")
     extra = "onnx"
     imports = (
-        'import os\n\nos.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would report to its maker\n'
+        'import os\n\nos.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # no reports to its vendor\n'
         "import onnxruntime"
     )
     program = (
@@ -26,8 +26,8 @@ class OnnxTarget(Target):
     )
 
     @classmethod
-    def write(cls, source: ExportSource, folder: Path, order: ExportOptions) -> Path:
-        write_onnx(source, folder, order.precision, order.batch)
+    def write(cls, source: ExportSource, folder: Path, options: ExportOptions) -> Path:
+        write_onnx(source, folder, options.precision, options.batch)
         return folder / MODEL
 
     @classmethod

@@ -16,9 +16,9 @@ class OpenvinoTarget(Target):
     precisions = ("float32", "int8")
     packages = ("openvino", "onnx")
     extra = "openvino"
-    imports = 'sys.modules["openvino_telemetry"] = None  # it would report to its maker\nimport openvino'
+    imports = 'sys.modules["openvino_telemetry"] = None  # no reports to its vendor\nimport openvino'
     program = (
-        "# OpenVINO computes in bfloat16 where the CPU can, unless it is told otherwise.\n"
+        "# Without a hint, OpenVINO computes in bfloat16 if the CPU has it.\n"
         'model = openvino.Core().compile_model("{model}", "CPU", {settings})\n'
         'logits = model({{"pixel_values": pixels}})["logits"][0]'
     )
@@ -28,8 +28,8 @@ class OpenvinoTarget(Target):
         return cls.program.format(model=model, settings=json.dumps(HINTS[precision]))
 
     @classmethod
-    def write(cls, source: ExportSource, folder: Path, order: ExportOptions) -> Path:
-        write_openvino(source, folder, order.precision, order.batch)
+    def write(cls, source: ExportSource, folder: Path, options: ExportOptions) -> Path:
+        write_openvino(source, folder, options.precision, options.batch)
         return folder / MODEL
 
     @classmethod

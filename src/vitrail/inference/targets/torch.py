@@ -1,4 +1,4 @@
-"""Target torch: an ExportedProgram, which runs with torch alone."""
+"""Target torch: an ExportedProgram, which runs with torch only."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ import torch
 from vitrail.bundles.metadata import BundleInfo
 from vitrail.core.errors import UsageError, first_line
 from vitrail.inference.engine import Engine, EngineOutputs, ExportSource, Run
-from vitrail.inference.graph import Exported, metadata, raise_interrupt
+from vitrail.inference.graph import ExportModule, metadata, raise_interrupt
 from vitrail.inference.targets.base import ExportOptions, Target
 from vitrail.models.convolutions import bake_
 
@@ -21,8 +21,8 @@ MODEL = "model.pt2"
 
 
 class TorchTarget(Target):
-    """model.pt2. Reading such a file may run code of whoever wrote it, so vitrail reads only what it has just written,
-    for the proof."""
+    """model.pt2. Reading such a file may run code of its author, so vitrail reads only the file that it has just
+    written, to verify it."""
 
     name = engine = "torch"
     precisions = ("float32",)
@@ -37,30 +37,33 @@ class TorchTarget(Target):
     notes = "Load a .pt2 file only if you trust its source: reading it may run code."
 
     @classmethod
-    def write(cls, source: ExportSource, folder: Path, order: ExportOptions) -> Path:
+    def write(cls, source: ExportSource, folder: Path, options: ExportOptions) -> Path:
         model = source.bundle.model
         bake_(model)
-        size = (order.batch or 2, model.config.channels, *model.config.resolution)
-        shapes = None if order.batch else {"pixel_values": {0: torch.export.Dim("batch")}}
-        program = _trace(Exported(model).eval(), torch.zeros(size), shapes, model.config.family)
+        size = (options.batch or 2, model.config.channels, *model.config.resolution)
+        shapes = None if options.batch else {"pixel_values": {0: torch.export.Dim("batch")}}
+        program = _trace(ExportModule(model).eval(), torch.zeros(size), shapes, model.config.family)
         texts = {f"{name}.txt": text for name, text in metadata(source).items()}
-        content = io.BytesIO()  # torch ends the process if the disk is full
+        content = io.BytesIO()  # torch.export.save to a file aborts the process if the disk is full
         torch.export.save(program, content, extra_files=texts)
         (folder / MODEL).write_bytes(content.getbuffer())
         return folder / MODEL
 
     @classmethod
     def opened(cls, model: Path, info: BundleInfo, precision: str) -> Engine:
-        return _Program(model, info)
+        return _ExportedProgramEngine(model, info)
 
 
-def _trace(model: Exported, images: torch.Tensor, shapes: Any, family: str) -> Any:
-    """The program of a model. torch warns of an LSTM's flat weights, which the proof shows to be harmless."""
+def _trace(model: ExportModule, images: torch.Tensor, shapes: Any, family: str) -> Any:
+    """Export a model to an ExportedProgram. Raises UsageError if torch.export cannot export it.
+
+    torch warns about the flat weights of an LSTM. The proof shows that the warning can be ignored.
+    """
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.export(model, (images,), dynamic_shapes=shapes, strict=False)
-    except Exception as error:  # whatever the exporter meets
+    except Exception as error:  # the exporter raises many classes
         raise_interrupt(error)
         raise UsageError(
             f"Target torch must have a model that can be exported, got family {family}, which torch.export cannot"
@@ -68,8 +71,8 @@ def _trace(model: Exported, images: torch.Tensor, shapes: Any, family: str) -> A
         ) from None
 
 
-class _Program(Engine):
-    """An ExportedProgram that this process has written."""
+class _ExportedProgramEngine(Engine):
+    """An engine for an ExportedProgram that this process has written. It cannot open other files."""
 
     name = "torch"
     precisions = ("float32",)
@@ -81,13 +84,13 @@ class _Program(Engine):
 
     @classmethod
     def open(cls, bundle: Any, device: str | None = None, precision: str = "float32") -> Self:
-        raise UsageError("Bundle must be run by engine torch, got a program that was exported.")
+        raise UsageError("Bundle must be run by engine torch, got an exported program.")
 
     @contextlib.contextmanager
     def running(self, threads: int | None, callers: int = 1) -> Generator[Run]:
         @torch.no_grad()
         def run(pixels_BHWC: np.ndarray) -> EngineOutputs:
-            found = self._program(torch.from_numpy(self.info.preprocess.scale_array(pixels_BHWC)))
-            return EngineOutputs(*(output.numpy() for output in found))
+            outputs = self._program(torch.from_numpy(self.info.preprocess.scale_array(pixels_BHWC)))
+            return EngineOutputs(*(output.numpy() for output in outputs))
 
         yield run

@@ -9,7 +9,7 @@ from vitrail.inference.onnx_engine import MODEL
 from vitrail.inference.targets.base import LABELS, ExportOptions, write_labels
 from vitrail.inference.targets.onnx import OnnxTarget
 
-_LARGEST_BATCH = 64
+_MAX_BATCH = 64
 
 
 class TritonTarget(OnnxTarget):
@@ -18,27 +18,28 @@ class TritonTarget(OnnxTarget):
     name = "triton"
     notes = (
         "This folder is a model repository: `tritonserver --model-repository=THIS_FOLDER`. Clients send `pixel_values`"
-        " as above and, where any number of images is taken, may ask for the best classes by name."
+        " as above and, if the batch size is not fixed, may ask for the best classes by name."
     )
 
     @classmethod
-    def write(cls, source: ExportSource, folder: Path, order: ExportOptions) -> Path:
+    def write(cls, source: ExportSource, folder: Path, options: ExportOptions) -> Path:
         config = source.bundle.model.config
         name = re.sub(r"[^A-Za-z0-9]+", "-", config.name or config.family).strip("-").lower() or config.family
-        place = folder / name / "1"
-        place.mkdir(parents=True)
-        write_onnx(source, place, order.precision, order.batch)
+        version_folder = folder / name / "1"
+        version_folder.mkdir(parents=True)
+        write_onnx(source, version_folder, options.precision, options.batch)
         if config.classes:
             write_labels(folder / name / LABELS, source.bundle.info)
-        settings = _settings(name, place / MODEL, order.batch, has_labels=config.classes > 0 and not order.batch)
-        (folder / name / "config.pbtxt").write_text(settings, encoding="utf-8")
-        return place / MODEL
+        has_labels = config.classes > 0 and not options.batch
+        text = _format_config(name, version_folder / MODEL, options.batch, has_labels=has_labels)
+        (folder / name / "config.pbtxt").write_text(text, encoding="utf-8")
+        return version_folder / MODEL
 
 
-def _settings(name: str, path: Path, batch: int | None, *, has_labels: bool) -> str:
-    """The content of config.pbtxt. Where any batch is taken, its dimension is not listed."""
+def _format_config(name: str, path: Path, batch: int | None, *, has_labels: bool) -> str:
+    """Return the content of config.pbtxt. Without a fixed `batch`, the batch dimension is not listed."""
     graph = import_engine_package("onnx", "onnx").load(path, load_external_data=False).graph
-    lines = [f'name: "{name}"', 'backend: "onnxruntime"', f"max_batch_size: {0 if batch else _LARGEST_BATCH}"]
+    lines = [f'name: "{name}"', 'backend: "onnxruntime"', f"max_batch_size: {0 if batch else _MAX_BATCH}"]
     for side, ports in (("input", graph.input), ("output", graph.output)):
         for port in ports:
             sizes = [dim.dim_value for dim in port.type.tensor_type.shape.dim][0 if batch else 1 :]
