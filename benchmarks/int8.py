@@ -72,7 +72,7 @@ def row(path, data, batch, engine):
         f"| {path} | {parts.config.name} | {(exact == truth).sum():,} |"
         f" {(rounded == truth).sum():,} of {len(truth):,} |"
         f" {changed} ({changed / len(truth):.2%}; {low:.2%} to {high:.2%}) |"
-        f" {paired.other} against {paired.one}, p = {paired.p_value:.2g} | {speed} |"
+        f" {paired.only_second} against {paired.only_first}, p = {paired.p_value:.2g} | {speed} |"
     )
 
 

@@ -20,7 +20,7 @@ from vitrail.evaluation.metrics import calibration_error, score_classes
 from vitrail.evaluation.split_predictions import SplitPredictions, predict_split
 
 
-def test_scores_equal_scikit_learns():
+def test_scores_equal_scikit_learn():
     from sklearn import metrics
 
     rng = np.random.default_rng(0)
@@ -37,25 +37,25 @@ def test_scores_equal_scikit_learns():
     assert [row["accuracy"] for row in found["per_class"]] == pytest.approx(recall)
 
 
-def test_ties_and_missing_classes():
+def test_top5_breaks_ties_by_class_order_and_missing_class_has_no_accuracy():
     found = score_classes(np.full((4, 6), 1 / 6), np.array([0, 1, 4, 5]), tuple("abcdef"))
     assert (found["accuracy"], found["top5"]) == (0.25, 0.75)
     assert found["per_class"][2] == {"label": "c", "count": 0, "right": 0, "accuracy": None, "interval": None}
 
 
-def test_wilsons_interval():
+def test_wilson_interval_equals_published_values():
     assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)  # Newcombe 1998, Table I
     assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
     assert wilson_interval(20, 20)[1] == 1.0
 
 
-def test_calibration_error_of_known_cases():
+def test_calibration_error_of_simple_cases():
     sure = np.repeat([0.95, 0.55], 100)
     assert calibration_error(sure, np.arange(200) % 100 < np.where(sure > 0.9, 95, 55)) == pytest.approx(0, abs=1e-9)
     assert calibration_error(np.full(10, 1.0), np.arange(10) < 5) == pytest.approx(0.5)
 
 
-def test_labels_are_matched_by_name_and_else_as_numbers():
+def test_classes_are_matched_by_name_otherwise_by_number():
     place, how = match_labels(("cat", "dog", "emu"), 3, ("dog", "cat"))
     assert (place.tolist(), how) == ([1, 0], "by name")
     place, how = match_labels(None, 1000, ("001", "7"))
@@ -69,7 +69,7 @@ def test_labels_are_matched_by_name_and_else_as_numbers():
             match_labels(ours, 1 if ours else 5, theirs)
 
 
-def test_ranks_answer_every_image_once():
+def test_ranks_together_predict_every_image_once():
     bundle = vitrail.Bundle(
         model=vitrail.create("ViT-Pico/2"), preprocess=vitrail.Preprocess(resolution=8, mean=(0.5,), std=(0.5,))
     )
@@ -94,7 +94,7 @@ def images(tmp_path):
     return folder
 
 
-def test_predict_files_and_folders(call, images):
+def test_predict_accepts_files_and_folders(call, images):
     done = call("predict", FIXTURE, images, "--json", "--top-k", "2")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -107,7 +107,7 @@ def test_predict_files_and_folders(call, images):
     assert rows[0]["predictions"][0]["label"] in table
 
 
-def test_predict_names_what_it_cannot_read_and_answers_the_rest(call, images):
+def test_predict_reports_unreadable_image_and_continues(call, images):
     (images / "b.png").write_bytes(b"not a picture")
     done = call("predict", FIXTURE, images, "--json")
     assert done.returncode == 1
@@ -117,7 +117,7 @@ def test_predict_names_what_it_cannot_read_and_answers_the_rest(call, images):
     assert "error" in call("predict", FIXTURE, images).stdout
 
 
-def test_wrong_use_of_predict_evaluate_and_train(images, monkeypatch, capsys):
+def test_wrong_use_of_predict_evaluate_and_train_gives_one_line_error(images, monkeypatch, capsys):
     monkeypatch.chdir(images)
     for words in (
         ["predict", FIXTURE, images / "missing.png"],
@@ -162,7 +162,7 @@ def test_wrong_use_of_predict_evaluate_and_train(images, monkeypatch, capsys):
     assert not (images / "x").exists()
 
 
-def test_classes_that_are_matched_by_number_though_names_differ_are_said(call):
+def test_note_if_classes_with_different_names_are_matched_by_number(call):
     for flag in ([], ["--json"]):
         done = call("evaluate", "fashion", "digits", *flag)
         assert done.returncode == 0
@@ -174,12 +174,12 @@ def test_classes_that_are_matched_by_number_though_names_differ_are_said(call):
     assert call("evaluate", "fashion", "fashion-40").stderr == ""
 
 
-def test_a_class_of_five_thousand_digits_is_a_name():
+def test_class_of_five_thousand_digits_is_a_name():
     with pytest.raises(UsageError, match="numbers below 10"):
         match_labels(None, 10, ["1" * 5000])
 
 
-def test_deit_on_real_photos(shared, tmp_path):
+def test_accuracy_of_deit_on_real_photos(shared, tmp_path):
     """Folder names are class numbers; every seventh photo here (all 500 in slow test_parity.py)."""
     from safetensors.torch import load_file
 
@@ -209,7 +209,7 @@ def unsplit(tmp_path_factory):
     return folder / "photos", folder / "run"
 
 
-def test_evaluate_on_training_data_takes_the_held_out_images(call, unsplit):
+def test_evaluate_on_training_data_uses_held_out_images(call, unsplit):
     photos, run_folder = unsplit
     done = call("evaluate", run_folder / "bundle", photos, "--json")
     scores, result = json.loads(done.stdout), vitrail.load(run_folder / "bundle").provenance["scores"]
@@ -222,7 +222,7 @@ def test_evaluate_on_training_data_takes_the_held_out_images(call, unsplit):
     assert (json.loads(done.stdout)["count"], done.stderr) == (10, "")
 
 
-def test_evaluate_on_training_images_says_so(call, unsplit):
+def test_evaluate_on_training_images_gives_note(call, unsplit):
     photos, run_folder = unsplit
     done = call("evaluate", run_folder / "bundle", photos, "--json", "--split", "all")
     scores = json.loads(done.stdout)
@@ -235,7 +235,7 @@ def test_evaluate_on_training_images_says_so(call, unsplit):
     assert not vitrail.evaluate(run_folder / "bundle", photos).trained_on
 
 
-def test_evaluate_on_copies_and_other_data(unsplit, tmp_path):
+def test_evaluate_recognises_copied_and_changed_training_data(unsplit, tmp_path):
     photos, run_folder = unsplit
     shutil.copytree(photos, tmp_path / "copy")
     assert vitrail.evaluate(run_folder / "bundle", tmp_path / "copy").split == "held-out"
@@ -252,7 +252,7 @@ def test_evaluate_on_copies_and_other_data(unsplit, tmp_path):
         vitrail.evaluate(run_folder / "bundle", tmp_path / "copy", "held-out")
 
 
-def test_evaluate_on_the_folder_of_the_training_images_says_so(unsplit, tmp_path):
+def test_evaluate_on_train_folder_gives_note(unsplit, tmp_path):
     photos, _ = unsplit
     for split in ("train", "val"):
         shutil.copytree(photos, tmp_path / "photos" / split)
@@ -266,7 +266,7 @@ def test_evaluate_on_the_folder_of_the_training_images_says_so(unsplit, tmp_path
     assert (found.split, found.trained_on, found.scores["notes"]) == ("all", False, [])
 
 
-def test_evaluate_of_an_older_bundle_or_without_held_out_images_warns(unsplit):
+def test_evaluate_without_stored_holdout_gives_note(unsplit):
     photos, run_folder = unsplit
     bundle = vitrail.load(run_folder / "bundle")
     for holdout in ({}, {"holdout": 0.0}, {"holdout": "most"}):
@@ -276,7 +276,7 @@ def test_evaluate_of_an_older_bundle_or_without_held_out_images_warns(unsplit):
         assert found.scores["notes"][0].startswith("the bundle was trained on these images")
 
 
-def test_protocols_judge_the_images_that_training_held_out(unsplit):
+def test_feature_protocols_use_images_held_out_of_training(unsplit):
     photos, run_folder = unsplit
     bundle = run_folder / "bundle"
     found = vitrail.evaluate(bundle, photos, protocol="knn")
@@ -289,7 +289,7 @@ def test_protocols_judge_the_images_that_training_held_out(unsplit):
     assert (found.count, found.trained_on, found.scores["notes"]) == (4, False, [])
 
 
-def test_against_compares_on_the_same_images_and_names_the_one_trained_on_them(call, unsplit, tmp_path):
+def test_against_uses_same_images_and_names_bundle_trained_on_them(call, unsplit, tmp_path):
     photos, run_folder = unsplit
     vitrail.train(photos, "ViT-Pico/2", steps=1, seed=4, output=tmp_path / "other")
     done = call("evaluate", run_folder / "bundle", photos, "--json", "--against", tmp_path / "other" / "bundle")

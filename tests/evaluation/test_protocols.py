@@ -50,7 +50,7 @@ def signs(labels, classes):
 
 @pytest.mark.parametrize(("count", "width"), SIZES)
 @pytest.mark.parametrize("penalty", [1e-3, 1.0, 1e4])
-def test_ridge_equals_scikit_learns(count, width, penalty):
+def test_ridge_equals_scikit_learn(count, width, penalty):
     from sklearn.linear_model import Ridge as Peer
 
     features, labels = clouds(count, width, 3)
@@ -64,7 +64,7 @@ def test_ridge_equals_scikit_learns(count, width, penalty):
 
 @pytest.mark.parametrize(("count", "width"), SIZES)
 @pytest.mark.parametrize("penalty", [1e-4, 1e-2, 10.0])
-def test_leaving_out_equals_learning_again_without(count, width, penalty):
+def test_leave_one_out_errors_equal_refitting_without_each_image(count, width, penalty):
     from sklearn.linear_model import Ridge as Peer
 
     features, labels = clouds(count, width, 3)
@@ -75,7 +75,7 @@ def test_leaving_out_equals_learning_again_without(count, width, penalty):
         np.testing.assert_allclose(error, targets[index] - again.predict(features[[index]])[0], rtol=1e-5, atol=1e-6)
 
 
-def test_the_penalty_is_the_one_of_scikit_learns_leave_one_out():
+def test_ridge_penalty_equals_scikit_learn_leave_one_out():
     from sklearn.linear_model import RidgeCV
 
     penalties = 10.0 ** np.linspace(-4, 6, 21)
@@ -94,7 +94,7 @@ def test_the_penalty_is_the_one_of_scikit_learns_leave_one_out():
     assert len(chosen) > 1
 
 
-def test_features_that_say_nothing_are_no_error():
+def test_constant_features_give_finite_equal_scores():
     features, labels = np.ones((12, 5)), np.arange(12) % 3
     for found, _ in (fit_ridge(features, labels, classes=3), learn_probe(features, labels, classes=3)):
         scores = found(features)
@@ -106,7 +106,7 @@ def test_features_that_say_nothing_are_no_error():
 @pytest.mark.parametrize(("count", "width"), SIZES)
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("penalty", [0.1, 10.0])
-def test_logistic_regression_equals_scikit_learns(count, width, classes, penalty):
+def test_logistic_regression_equals_scikit_learn(count, width, classes, penalty):
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
@@ -125,7 +125,7 @@ def test_logistic_regression_equals_scikit_learns(count, width, classes, penalty
     np.testing.assert_allclose(likely, peer.predict_proba(standard.transform(asked)), atol=1e-4)
 
 
-def test_the_probes_penalty_grows_with_noise():
+def test_probe_penalty_grows_with_noise():
     rng = np.random.default_rng(0)
     labels = np.arange(200) % 4
     clear = 3 * np.eye(4)[labels].repeat(5, axis=1) + rng.normal(size=(200, 20))
@@ -136,7 +136,7 @@ def test_the_probes_penalty_grows_with_noise():
 
 
 @pytest.mark.parametrize("neighbours", [1, 4, 9])
-def test_neighbours_equal_scikit_learns(neighbours):
+def test_neighbour_votes_equal_scikit_learn(neighbours):
     from sklearn.neighbors import KNeighborsClassifier
 
     features, labels = clouds(600, 7, 5)
@@ -150,14 +150,14 @@ def test_neighbours_equal_scikit_learns(neighbours):
     np.testing.assert_allclose(shares, weighted.fit(features, labels).predict_proba(asked), rtol=1e-6, atol=1e-12)
 
 
-def test_neighbours_at_no_temperature_worth_the_name():
+def test_neighbour_votes_at_tiny_temperature_equal_nearest_neighbour():
     features, labels = clouds(50, 7, 5)
     nearest = neighbour_votes(features, labels, features, classes=5, neighbours=1, temperature=0)
     cold = neighbour_votes(features, labels, features, classes=5, neighbours=20, temperature=1e-12)
     np.testing.assert_allclose(cold, nearest, atol=1e-6)
 
 
-def test_shots_are_a_pure_function_of_the_seed():
+def test_shots_depend_only_on_seed_and_are_nested():
     labels = np.repeat([0, 1, 2], [30, 4, 12])[np.random.default_rng(0).permutation(46)]
     few, more = sample_shots(labels, 5, seed=3), sample_shots(labels, 10, seed=3)
     assert np.bincount(labels[few]).tolist() == [5, 4, 5]
@@ -167,7 +167,7 @@ def test_shots_are_a_pure_function_of_the_seed():
     assert set(few) != set(sample_shots(labels, 5, seed=4))
 
 
-def test_interval_of_a_mean():
+def test_mean_interval_equals_scipy():
     from scipy import stats
 
     for count in (2, 3, 5, 30):
@@ -178,7 +178,7 @@ def test_interval_of_a_mean():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_features_of_every_family_and_layer(name):
+def test_extracted_features_equal_pooled_layers_of_every_family(name):
     model = redraw(vitrail.create(name, classes=3), std=0.1)
     half = (0.5,) * model.config.channels
     preprocess = vitrail.Preprocess(resolution=model.config.resolution, mean=half, std=half, crop_fraction=1.0)
@@ -204,7 +204,7 @@ def test_features_of_every_family_and_layer(name):
         extract_features(model, preprocess, split, layer=model.config.depth)
 
 
-def test_registers_are_not_averaged_and_pixels_are():
+def test_features_exclude_registers_and_average_pixels():
     preprocess = vitrail.Preprocess(resolution=28, mean=(0.5,), std=(0.5,), crop_fraction=1.0)
     pixels = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), dtype=np.uint8)
     split = Split("train", pixels, np.zeros(3, np.int64))
@@ -218,14 +218,14 @@ def test_registers_are_not_averaged_and_pixels_are():
     assert extract_features(model, preprocess, split).shape == (3, model.config.width)
 
 
-def test_features_come_before_the_representation_layer():
+def test_features_are_taken_before_the_representation_layer():
     model = redraw(vitrail.create("ViT-Nano/7", representation="tanh"))
     preprocess = vitrail.Preprocess(resolution=28, mean=(0.5,), std=(0.5,))
     split = Split("train", np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), dtype=np.uint8), np.arange(3))
     assert np.abs(extract_features(model, preprocess, split)).max() > 1
 
 
-def test_looking_without_attention():
+def test_look_without_attention_gives_same_steps():
     model = redraw(vitrail.create("ViT-Nano/7"))
     images = vitrail.Preprocess(resolution=28, mean=(0.5,), std=(0.5,))([np.zeros((28, 28), np.uint8)])
     seen = look(model, images, [2], attention=False)
@@ -262,7 +262,7 @@ def examples(bundle, digits, tmp_path_factory):
     return read_examples(bundle, digits, cache=tmp_path_factory.mktemp("cache"))
 
 
-def test_features_are_computed_once(bundle, digits, tmp_path, monkeypatch):
+def test_feature_store_computes_features_once_per_key(bundle, digits, tmp_path, monkeypatch):
     split = open_data(digits).splits["test"]
     loaded = vitrail.load(bundle)
     first = FeatureStore(loaded, bundle, folder=tmp_path)
@@ -292,7 +292,7 @@ def test_features_are_computed_once(bundle, digits, tmp_path, monkeypatch):
         assert store.hits == hits
 
 
-def test_a_changed_file_is_another_image(bundle, tmp_path):
+def test_changed_file_of_same_size_is_computed_again(bundle, tmp_path):
     files = [tmp_path / name for name in ("a.png", "b.png")]
     for index, file in enumerate(files):
         Image.fromarray(np.full((8, 8), 100 + index, np.uint8)).save(file)
@@ -310,7 +310,7 @@ def test_a_changed_file_is_another_image(bundle, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "key", "manifest", "swap"])
-def test_damaged_features_are_noticed_and_computed_anew(bundle, digits, tmp_path, damage):
+def test_corrupt_cached_features_are_computed_again(bundle, digits, tmp_path, damage):
     splits = open_data(digits).splits
     loaded = vitrail.load(bundle)
     features = FeatureStore(loaded, bundle, folder=tmp_path).of(splits["test"])
@@ -343,7 +343,7 @@ def test_damaged_features_are_noticed_and_computed_anew(bundle, digits, tmp_path
     assert (healed.hits, healed.notes) == (1, [])
 
 
-def test_a_cache_that_cannot_be_written(bundle, tmp_path, monkeypatch):
+def test_unwritable_cache_is_rejected_or_noted(bundle, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     loaded = vitrail.load(bundle)
     with pytest.raises(UsageError, match="Cache must be a folder that can be written"):
@@ -356,7 +356,7 @@ def test_a_cache_that_cannot_be_written(bundle, tmp_path, monkeypatch):
     assert store.notes[0].startswith("features are not cached: ")
 
 
-def test_images_to_learn_from_are_never_those_judged_by(tmp_path):
+def test_training_and_test_images_never_overlap(tmp_path):
     labels = np.arange(40) % 4
     pixels = np.zeros((40, 8, 8, 1), np.uint8)
     whole = Dataset("some", ("a", "b", "c", "d"), {"all": Split("all", pixels, labels)})
@@ -379,7 +379,7 @@ def test_images_to_learn_from_are_never_those_judged_by(tmp_path):
             choose_train_and_test(data, split, 0)
 
 
-def test_scores_of_the_protocols_equal_scikit_learns(examples):
+def test_protocol_scores_equal_scikit_learn(examples):
     from sklearn.linear_model import LogisticRegression
     from sklearn.linear_model import Ridge as Peer
     from sklearn.neighbors import KNeighborsClassifier
@@ -417,7 +417,7 @@ def test_scores_of_the_protocols_equal_scikit_learns(examples):
     assert one["accuracies"][1] == pytest.approx((peer.predict(e.asked).argmax(1) == e.truth).mean())
 
 
-def test_fewer_images_than_neighbours(examples):
+def test_knn_uses_at_most_all_training_images(examples):
     few = dataclasses.replace(examples, features=examples.features[:7], labels=examples.labels[:7])
     found = knn(few)
     assert (found["neighbours"], knn(examples)["neighbours"]) == (7, 20)
@@ -426,7 +426,7 @@ def test_fewer_images_than_neighbours(examples):
         knn(few, neighbours=8)
 
 
-def test_classes_of_few_images_are_said(examples):
+def test_fewshot_notes_classes_with_too_few_images(examples):
     kept = np.flatnonzero((examples.labels != 7) | (np.cumsum(examples.labels == 7) <= 3))
     kept = kept[sample_shots(examples.labels[kept], 20, seed=0)]
     few = vars(examples) | {"features": examples.features[kept], "labels": examples.labels[kept]}
@@ -444,7 +444,7 @@ def test_classes_of_few_images_are_said(examples):
         fewshot(type(examples)(**few), shots=[25])
 
 
-def test_evaluate_command(bundle, digits, tmp_path):
+def test_evaluate_command_prints_json_scores(bundle, digits, tmp_path):
     done = run("evaluate", bundle, digits, "--protocol", "fewshot", "--shots", "2", "--cache", tmp_path, "--json")
     assert done.returncode == 0, done.stderr
     scores = json.loads(done.stdout)
@@ -472,7 +472,7 @@ def test_evaluate_prints_short_tables_and_notes(bundle, digits, tmp_path, capsys
     assert captured.err.count("note: features are computed again: ") == 2
 
 
-def test_wrong_use_is_one_line(bundle, digits, tmp_path, capsys):
+def test_wrong_use_of_protocols_gives_one_line_error(bundle, digits, tmp_path, capsys):
     np.savez(tmp_path / "singles.npz", images=np.zeros((3, 8, 8), np.uint8), labels=np.arange(3))
     for words, message in (
         ([digits, "--protocol", "knn", "--layer", "4"], "Layer must be from 0 to 3"),
@@ -495,7 +495,7 @@ def test_wrong_use_is_one_line(bundle, digits, tmp_path, capsys):
         assert complaint.count("\n") == 1
 
 
-def test_a_damaged_image_stops_with_its_name(bundle, tmp_path):
+def test_corrupt_image_raises_error_with_its_name(bundle, tmp_path):
     for split in ("train", "val"):
         for name in "ab":
             folder = tmp_path / "data" / split / name
@@ -508,7 +508,7 @@ def test_a_damaged_image_stops_with_its_name(bundle, tmp_path):
 
 
 @pytest.mark.slow
-def test_deit_on_ants_and_bees(shared, tmp_path):
+def test_accuracy_of_deit_features_on_ants_and_bees(shared, tmp_path):
     """243 photos to learn from, 153 to be judged by. Both insects are among ImageNet's classes, which DeiT knows."""
     model = vitrail.create("ViT-Ti/16")
     model.load_state_dict(load_file(shared / "deit-ti16" / "model.safetensors"))

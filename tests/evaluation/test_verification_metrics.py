@@ -50,7 +50,7 @@ def scores_of(vectors, who):
 
 @pytest.mark.parametrize("digits", [7, 1])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_curve_is_scikit_learns(digits, seed):
+def test_roc_curve_equals_scikit_learn(digits, seed):
     """Also where many scores are equal."""
     vectors, who = made_up(seed=seed)
     scores, truth = scores_of(vectors, who)
@@ -73,7 +73,7 @@ def test_the_curve_is_scikit_learns(digits, seed):
     assert curve.at_equal_errors()[0] == np.maximum(fpr, 1 - tpr).min()
 
 
-def test_the_equal_error_rate_is_where_both_rates_cross():
+def test_eer_is_where_both_error_rates_cross():
     vectors, who = made_up()
     scores, truth = scores_of(vectors, who)
     fpr, tpr, _ = roc_curve(truth, scores, drop_intermediate=False)
@@ -82,7 +82,7 @@ def test_the_equal_error_rate_is_where_both_rates_cross():
     assert judge(vectors, who).curve.at_equal_errors()[0] == pytest.approx(straight, abs=1e-12)
 
 
-def test_pairs_come_in_blocks_of_bounded_size_and_the_result_is_the_same(monkeypatch):
+def test_blocks_of_pairs_have_bounded_size_and_same_result(monkeypatch):
     vectors, who = made_up()
     whole = judge(vectors, who)
     monkeypatch.setattr(verification_metrics, "BLOCK_PAIRS", 1000)
@@ -99,7 +99,7 @@ def test_pairs_come_in_blocks_of_bounded_size_and_the_result_is_the_same(monkeyp
 
 
 @pytest.mark.parametrize("units", [128, 7])
-def test_intervals_resample_people_as_a_plain_loop_does(monkeypatch, units):
+def test_bootstrap_of_people_equals_plain_loop(monkeypatch, units):
     monkeypatch.setattr(verification_metrics, "_UNITS", units)
     vectors, who = made_up(people=12, images=4)
     found = judge(vectors, who, seed=5)
@@ -128,7 +128,7 @@ def test_intervals_resample_people_as_a_plain_loop_does(monkeypatch, units):
     assert found.units == units
 
 
-def test_few_people_with_many_images_take_bounded_memory():
+def test_bootstrap_of_few_people_with_many_images_has_bounded_size():
     vectors, who = made_up(people=4, images=80)
     found = judge(vectors, who)
     assert len(found.curve.thresholds) > 10_000
@@ -137,7 +137,7 @@ def test_few_people_with_many_images_take_bounded_memory():
     assert low <= found.report()["eer"] <= high
 
 
-def test_without_intervals_nothing_is_resampled(monkeypatch):
+def test_verification_without_intervals_does_not_resample(monkeypatch):
     vectors, who = made_up()
     whole = judge(vectors, who).report()
     monkeypatch.setattr(verification_metrics, "draw_weights", None)
@@ -147,7 +147,7 @@ def test_without_intervals_nothing_is_resampled(monkeypatch):
     assert found.report() == whole | {"eer_interval": None, "tar": tar, "resampled": 0}
 
 
-def test_everything_is_a_pure_function_of_the_seed():
+def test_results_depend_only_on_the_seed():
     vectors, who = made_up()
     assert judge(vectors, who, seed=3).report() == judge(vectors, who, seed=3).report()
     one, other = (judge(vectors, who, seed=seed).report() for seed in (3, 4))
@@ -161,7 +161,7 @@ def test_everything_is_a_pure_function_of_the_seed():
     )
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say():
+def test_eer_intervals_contain_the_true_eer():
     """The EER of very many people, in the intervals of samples of 20 of them."""
     vectors, who = made_up(people=400, images=4, seed=9)
     truth = judge(vectors, who).report()["eer"]
@@ -173,7 +173,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     assert hits >= 20  # 23 expected; 20 people are few
 
 
-def test_rates_that_the_data_cannot_support_are_null():
+def test_rates_that_the_data_cannot_support_are_none():
     vectors, who = made_up(people=8, images=4)
     report = judge(vectors, who).report()
     assert report["impostor"] == 448
@@ -182,7 +182,7 @@ def test_rates_that_the_data_cannot_support_are_null():
     assert cross_validate_people(vectors[who < 3], who[who < 3]) is None
 
 
-def test_two_people_have_numbers_without_intervals():
+def test_two_people_have_rates_without_intervals():
     vectors, who = made_up(people=2, images=20)
     found = judge(vectors, who)
     report = found.report()
@@ -198,7 +198,7 @@ def test_two_people_have_numbers_without_intervals():
     assert judge(*made_up(people=3, images=20)).report()["resampled"] == 3
 
 
-def test_without_an_error_there_is_no_interval():
+def test_perfect_scores_have_no_interval():
     """Every draw of people has none either: that is no reason to be sure."""
     who = np.repeat(np.arange(6), 8)
     report = judge(np.eye(6, dtype=np.float32)[who], who).report()
@@ -210,7 +210,7 @@ def test_without_an_error_there_is_no_interval():
     assert (folds["accuracy"], folds["accuracy_interval"]) == (1, None)
 
 
-def test_a_model_that_is_always_wrong_has_finite_numbers():
+def test_model_that_is_always_wrong_has_finite_rates():
     vectors = np.tile(
         np.eye(2, dtype=np.float32), (12, 1)
     )  # a person has two opposite images, strangers have equal ones
@@ -221,12 +221,12 @@ def test_a_model_that_is_always_wrong_has_finite_numbers():
 
 
 @pytest.mark.parametrize(("people", "images", "message"), [(5, 1, "person with two images"), (1, 5, "two people")])
-def test_data_without_pairs_of_both_kinds_is_refused(people, images, message):
+def test_data_without_genuine_or_impostor_pairs_is_rejected(people, images, message):
     with pytest.raises(UsageError, match=message):
         judge(*made_up(people=people, images=images))
 
 
-def test_accuracy_by_folds_is_a_plain_loops():
+def test_fold_accuracy_equals_plain_loop():
     vectors, who = made_up(people=10, images=5, spread=0.8)
     scores, truth = scores_of(vectors, who)
     folds = np.arange(len(scores)) % 10
@@ -248,7 +248,7 @@ def test_accuracy_by_folds_is_a_plain_loops():
     assert low < found["accuracy"] < high
 
 
-def test_folds_of_people_share_nobody():
+def test_people_cross_validation_has_ten_folds_or_fewer():
     vectors, who = made_up(people=23, images=3, spread=3)
     found = cross_validate_people(vectors, who)
     assert len(found["accuracy_folds"]) == 10
@@ -256,7 +256,7 @@ def test_folds_of_people_share_nobody():
     assert len(cross_validate_people(vectors[who < 7], who[who < 7])["accuracy_folds"]) == 3
 
 
-def test_identification_is_a_plain_loops():
+def test_identification_equals_plain_loop():
     vectors, who = made_up(people=40, images=10, spread=1.0)
     found = measure_identification(vectors, who, seed=1)
     gallery, probes = {}, []
@@ -287,7 +287,7 @@ def test_identification_is_a_plain_loops():
     assert [row["dir"] is None for row in found["dir"]] == [False, True, True]
 
 
-def test_groups_are_judged_at_the_thresholds_of_all():
+def test_group_rates_use_thresholds_of_all_people():
     vectors, who = made_up(people=30, images=6)
     vectors[who < 10] = made_up(people=10, images=6, spread=0.4, seed=7)[0]
     found = judge(vectors, who)
@@ -305,7 +305,7 @@ def test_groups_are_judged_at_the_thresholds_of_all():
         assert first["tar"] == pytest.approx((scores[truth] >= threshold).mean(), abs=1e-2)
 
 
-def test_a_groups_interval_is_that_of_its_images_alone():
+def test_group_interval_equals_that_of_its_images_alone():
     vectors, who = made_up(people=20, images=4)
     found = judge(vectors, who)
     group_of = ["some" if person % 2 and person < 16 else None for person in range(20)]
@@ -316,7 +316,7 @@ def test_a_groups_interval_is_that_of_its_images_alone():
     assert row["eer_interval"] == pytest.approx(alone.report()["eer_interval"], abs=1e-9)
 
 
-def test_the_worst_pairs_are_the_worst():
+def test_worst_pairs_have_the_most_extreme_scores():
     vectors, who = made_up()
     scores, truth = scores_of(vectors, who)
     low, high = judge(vectors, who).worst
@@ -326,7 +326,7 @@ def test_the_worst_pairs_are_the_worst():
     assert (who[high.first] != who[high.second]).all()
 
 
-def test_principal_components_of_orl_score_what_is_known(shared):
+def test_principal_components_of_orl_faces_have_published_error_rates(shared):
     """Whitened PCA-60 of people 1 to 20, all pairs of people 21 to 40: about EER 16.2 % and TAR 47.4 % at FAR 1e-2."""
     folder = shared / "orl-faces"
     if not folder.is_dir():
@@ -359,7 +359,7 @@ IMAGES = {
 }
 
 
-def test_pairs_are_read_as_lfw_writes_them(tmp_path):
+def test_read_pairs_accepts_lfw_format(tmp_path):
     path = tmp_path / "pairs.txt"
     path.write_text("2\t1\nAnn\t1\t4\nAnn\t2\tBo Li\t2\n\nBo Li\t1\t2\nCy\t1\tAnn\t1\n", encoding="utf-8")
     found = read_pairs(path, IMAGES)
@@ -384,7 +384,7 @@ def test_pairs_are_read_as_lfw_writes_them(tmp_path):
         read_pairs(path, numbered | {"s1": ["s1/2.pgm", "s1/s1_02.jpg"]})
 
 
-def test_pairs_name_people_in_either_spelling_of_unicode(tmp_path):
+def test_read_pairs_accepts_names_in_both_unicode_forms(tmp_path):
     path = tmp_path / "pairs.txt"
     files = {name: [unicodedata.normalize("NFD", f"{name}_000{n}.jpg") for n in (1, 2)] for name in ("김한", "이봄")}
     for form in ("NFC", "NFD"):
@@ -412,7 +412,7 @@ def test_pairs_name_people_in_either_spelling_of_unicode(tmp_path):
         ("1 1\nAnn 1 2\nAnne 1 Cy 1\n", UsageError, "got 'Anne'. Did you mean 'Ann'?"),
     ],
 )
-def test_wrong_lists_of_pairs_are_one_line(tmp_path, text, kind, message):
+def test_wrong_pair_list_gives_one_line_error(tmp_path, text, kind, message):
     path = tmp_path / "pairs.txt"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(kind, match=message) as caught:
@@ -420,7 +420,7 @@ def test_wrong_lists_of_pairs_are_one_line(tmp_path, text, kind, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_list_of_pairs_that_is_missing_or_no_text(tmp_path):
+def test_missing_or_binary_pair_list_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="Pairs must be a file that exists"):
         read_pairs(tmp_path / "none.txt", IMAGES)
     (tmp_path / "pairs.txt").write_bytes(b"\xff\xfe\x00")
@@ -432,7 +432,7 @@ def test_a_list_of_pairs_that_is_missing_or_no_text(tmp_path):
 
 
 @pytest.mark.parametrize(("errors", "trials"), [(0, 10), (10, 10), (1, 9108), (13, 138), (910, 9108), (250, 10**6)])
-def test_the_interval_is_clopper_and_pearsons(errors, trials):
+def test_clopper_pearson_equals_beta_quantiles(errors, trials):
     low = 0 if errors == 0 else beta.ppf(0.025, errors, trials - errors + 1)
     high = 1 if errors == trials else beta.ppf(0.975, errors + 1, trials - errors)
     assert clopper_pearson(errors, trials) == pytest.approx((low, high), rel=1e-8, abs=1e-12)
@@ -440,7 +440,7 @@ def test_the_interval_is_clopper_and_pearsons(errors, trials):
 
 @pytest.mark.parametrize("far", [0.003, 0.01, 0.1, 0.5])
 @pytest.mark.parametrize("digits", [6, 1])
-def test_a_threshold_accepts_as_many_as_it_may_and_no_more(far, digits):
+def test_threshold_accepts_at_most_far_and_next_lower_exceeds_it(far, digits):
     scores = np.random.default_rng(1).normal(size=5000).astype(np.float32).round(digits)
     threshold, errors = threshold_at(far, np.array_split(scores, 13), len(scores))
     assert (scores.astype(np.float64) >= threshold).sum() == errors <= far * 5000
@@ -449,16 +449,16 @@ def test_a_threshold_accepts_as_many_as_it_may_and_no_more(far, digits):
     assert threshold > lower
 
 
-def test_a_rate_of_almost_one_refuses_the_lowest_score():
+def test_rate_of_almost_one_rejects_the_lowest_score():
     assert threshold_at(0.9999999999999, [np.arange(10) / 10], 10) == (pytest.approx(0.05), 9)
 
 
-def test_equal_scores_at_the_top_are_all_refused():
+def test_equal_highest_scores_are_all_rejected():
     threshold, errors = threshold_at(0.1, [np.ones(100, np.float32)], 100)
     assert (threshold > 1, errors) == (True, 0)
 
 
-def test_a_rate_that_cannot_be_measured_is_refused_with_the_least_that_can():
+def test_rate_too_small_to_measure_is_rejected_with_smallest_measurable_rate():
     check_rate(0.01, 1000, "verify", "pairs")
     with pytest.raises(UsageError, match=r"--far must be at least 0.011 for verify with 999 pairs .*got 0.01"):
         check_rate(0.01, 999, "verify", "pairs")

@@ -415,13 +415,13 @@ def test_answers_are_matched_by_image_and_not_by_place(tmp_path):
     one = kept_of(pixels, [0, 1, 2, 0, 1, 2], [0, 1, 2, 1, 1, 1])
     order = np.array([3, 1, 5, 0, 4, 2])
     other = kept_of(pixels[order], np.array([0, 1, 2, 0, 1, 2])[order], np.array([0, 1, 0, 0, 1, 2])[order])
-    assert one.against(other) == (1, 2, 3, 6)
+    assert one.compare(other) == (1, 2, 3, 6)
     one.write(tmp_path / "a.npz")
-    assert SavedPredictions.read(tmp_path / "a.npz").against(other) == (1, 2, 3, 6)
+    assert SavedPredictions.read(tmp_path / "a.npz").compare(other) == (1, 2, 3, 6)
     with pytest.raises(UsageError, match=r"6 of data \(test\) and 5 of data \(test\), 5 in common"):
-        one.against(kept_of(pixels[:5], [0, 1, 2, 0, 1], [0] * 5))
+        one.compare(kept_of(pixels[:5], [0, 1, 2, 0, 1], [0] * 5))
     with pytest.raises(UsageError, match="same 6 images with 1 different labels"):
-        one.against(kept_of(pixels, [0, 1, 2, 0, 1, 0], [0] * 6))
+        one.compare(kept_of(pixels, [0, 1, 2, 0, 1, 0], [0] * 6))
 
 
 def test_files_are_the_same_in_a_copy_of_the_data(tmp_path):
@@ -434,11 +434,11 @@ def test_files_are_the_same_in_a_copy_of_the_data(tmp_path):
         kept_of([str(tmp_path / place / name) for name in names], [0, 1], [0, 0], root=str(tmp_path / place))
         for place in ("here", "there")
     )
-    assert one.against(other) == (0, 0, 1, 2)
+    assert one.compare(other) == (0, 0, 1, 2)
     (tmp_path / "there" / "x.png").write_bytes(b"2")  # of the same size, as BMP files of one shape are
     changed = kept_of([str(tmp_path / "there" / name) for name in names], [0, 1], [0, 0], root=str(tmp_path / "there"))
     with pytest.raises(UsageError, match="1 in common"):
-        one.against(changed)
+        one.compare(changed)
 
 
 def test_files_in_archives_are_told_apart_by_their_contents(tmp_path):

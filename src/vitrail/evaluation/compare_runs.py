@@ -1,4 +1,4 @@
-"""Runs side by side: scores, settings that differ, and a paired test of each pair with the same test images."""
+"""Comparison of runs: scores, different settings, and a paired test of each pair with the same test images."""
 
 import dataclasses
 import itertools
@@ -7,81 +7,90 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.evaluation.paired import PairedComparison, holm_levels
-from vitrail.evaluation.predictions.saved_predictions import PREDICTIONS_FILE as ANSWERS
+from vitrail.evaluation.predictions.saved_predictions import PREDICTIONS_FILE
 from vitrail.evaluation.run_reader import Run, find_runs, read_run, short_names
 
-_BESIDE_THE_RESULT = ("workers", "keep", "cache", "cache_gigabytes", "checkpoint_seconds", "snapshots", "gradients")
-_FIRST = ("data", "epochs", "steps")  # of the settings that differ, those that one looks for first
+# Settings that do not affect the result of a run.
+_NEUTRAL_SETTINGS = ("workers", "keep", "cache", "cache_gigabytes", "checkpoint_seconds", "snapshots", "gradients")
+_FIRST_SETTINGS = ("data", "epochs", "steps")  # the most important different settings, which are listed first
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunPair:
     """A paired comparison of two runs."""
 
-    one: str
-    other: str
+    first: str
+    """Name of the first run."""
+    second: str
+    """Name of the second run."""
     paired: PairedComparison
     level: float
-    """The level at which it is judged, by Holm's correction over all pairs."""
+    """Significance level of this pair, by Holm's correction over all pairs."""
 
     @property
     def verdict(self) -> str:
-        """Which is better, or that this cannot be told."""
-        return self.paired.verdict(self.one, self.other, self.level)
+        """The better run in a sentence, or "cannot tell"."""
+        return self.paired.verdict(self.first, self.second, self.level)
 
     @property
     def sentence(self) -> str:
         """The comparison in one line."""
-        return self.paired.sentence(self.one, self.other, self.level)
+        return self.paired.sentence(self.first, self.second, self.level)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunComparison:
-    """Several runs, the best first."""
+    """Several runs, with the most accurate first."""
 
     runs: tuple[Run, ...]
     names: tuple[str, ...]
     differences: dict[str, list[Any]]
-    """The settings that differ, with the value of each run; None where it has none."""
+    """Different settings, with the value of each run, or None if the run does not have the setting."""
     pairs: tuple[RunPair, ...]
     groups: tuple[str, ...]
-    """The test images of runs that kept their answers, and these runs, in words."""
+    """Descriptions of the test images, each with the names of the runs whose saved predictions are for these images."""
 
     @property
     def have_same_images(self) -> bool:
-        """Whether all scores are of the same images; of runs that kept no answers, as far as data, split and count
-        tell."""
-        judged = [(run.data, run.final.get("split"), run.final["count"]) for run in self.runs if run.final is not None]
-        is_known = not any(run.lacks_answers for run in self.runs)
-        return len(self.groups) < 2 and (is_known or len(set(judged)) < 2)
+        """Whether all scores are of the same images.
+
+        For runs without saved predictions, the data, the split and the number of images are compared.
+        """
+        test_sets = {
+            (run.data, run.final.get("split"), run.final["count"]) for run in self.runs if run.final is not None
+        }
+        have_predictions = not any(run.lacks_predictions for run in self.runs)
+        return len(self.groups) < 2 and (have_predictions or len(test_sets) < 2)
 
     @property
     def notes(self) -> list[str]:
-        """Why some runs are not compared."""
+        """Notes on the runs that are not compared, with the reasons."""
         notes = []
         for run in self.runs:
-            if run.lacks_answers:
-                command = run.keeping_command
-                how = "its command once more with --resume auto" if command is None else f"`{command}`"
-                notes.append(f"{str(run.folder)!r} has no {ANSWERS}, so it is not compared: {how} makes it")
+            if run.lacks_predictions:
+                command = run.evaluate_command
+                remedy = "its command again with --resume auto" if command is None else f"`{command}`"
+                notes.append(
+                    f"{str(run.folder)!r} has no {PREDICTIONS_FILE}, so it is not compared. To write it, run {remedy}"
+                )
         if len(self.groups) > 1:
-            listed = "; ".join(self.groups)
             notes.append(
-                f"runs were tested on different images, and only those on the same ones are compared ({listed})"
+                "runs were tested on different images, and only runs with the same images are compared"
+                f" ({'; '.join(self.groups)})"
             )
         return notes
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, as `vitrail runs --json` prints it."""
+        """Return the comparison as `vitrail runs --json` prints it."""
         return {
             "runs": [_describe(run, name) for run, name in zip(self.runs, self.names, strict=True)],
             "differences": self.differences,
             "pairs": [
                 {
-                    "one": pair.one,
-                    "other": pair.other,
-                    "only_one": pair.paired.one,
-                    "only_other": pair.paired.other,
+                    "one": pair.first,
+                    "other": pair.second,
+                    "only_one": pair.paired.only_first,
+                    "only_other": pair.paired.only_second,
                     "count": pair.paired.count,
                     "p_value": pair.paired.p_value,
                     "level": pair.level,
@@ -95,59 +104,68 @@ class RunComparison:
 
 
 def compare_runs(paths: Sequence[str | Path]) -> RunComparison:
-    """Read runs and compare them."""
+    """Read the runs in these folders and compare them."""
     runs = sorted(map(read_run, find_runs(paths)), key=lambda run: -(run.final or {"accuracy": -1})["accuracy"])
     names = short_names(runs)
-    known = [(run, name) for run, name in zip(runs, names, strict=True) if run.answers is not None]
-    found: dict[tuple[str, str], PairedComparison] = {}
-    groups: list[list[tuple[Run, str]]] = []
-    for run, name in known:
-        mine = next((group for group in groups if _are_comparable(group[0][0], run)), None)
-        groups.append([(run, name)]) if mine is None else mine.append((run, name))
+    groups: list[list[tuple[Run, str]]] = []  # runs with predictions for the same images, with their names
+    for run, name in zip(runs, names, strict=True):
+        if run.predictions is not None:
+            same_images = next((group for group in groups if _are_comparable(group[0][0], run)), None)
+            groups.append([(run, name)]) if same_images is None else same_images.append((run, name))
+    comparisons: dict[tuple[str, str], PairedComparison] = {}
     for group in groups:
-        for (one, first), (other, second) in itertools.combinations(group, 2):
-            if one.answers is not None and other.answers is not None:
-                found[first, second] = one.answers.against(other.answers)
-    levels = holm_levels({both: paired.p_value for both, paired in found.items()})
+        for (first_run, first), (second_run, second) in itertools.combinations(group, 2):
+            if first_run.predictions is not None and second_run.predictions is not None:
+                comparisons[first, second] = first_run.predictions.compare(second_run.predictions)
+    levels = holm_levels({pair: paired.p_value for pair, paired in comparisons.items()})
     return RunComparison(
         runs=tuple(runs),
         names=tuple(names),
-        differences=_differences(runs),
+        differences=_find_differences(runs),
         pairs=tuple(
-            RunPair(one=one, other=other, paired=paired, level=levels[one, other])
-            for (one, other), paired in found.items()
+            RunPair(first=first, second=second, paired=paired, level=levels[first, second])
+            for (first, second), paired in comparisons.items()
         ),
-        groups=tuple(f"{_images(group[0][0])}: {', '.join(name for _, name in group)}" for group in groups),
+        groups=tuple(f"{_describe_images(group[0][0])}: {', '.join(name for _, name in group)}" for group in groups),
     )
 
 
-def _differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """The settings that differ. Settings that only models of another family have say no more than its name."""
-    given = dict.fromkeys(key for run in runs for key in run.settings if key not in _BESIDE_THE_RESULT)
-    keys = [*(key for key in _FIRST if key in given), *(key for key in given if key not in _FIRST)]
-    found = {}
+def _find_differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return the different settings with the value of each run.
+
+    A setting of the model is compared only between runs of the families that have it.
+    """
+    settings = dict.fromkeys(key for run in runs for key in run.settings if key not in _NEUTRAL_SETTINGS)
+    keys = [
+        *(key for key in _FIRST_SETTINGS if key in settings),
+        *(key for key in settings if key not in _FIRST_SETTINGS),
+    ]
+    differences = {}
     for key in keys:
-        # What a model of its kind has at all, though this one may have none.
-        having = {run.family for run in runs if key in run.settings} if key.startswith("model.") else None
-        values = [_value(run, key) for run in runs if having is None or having & {run.family}]
+        # A run of such a family may lack the setting and then has its default.
+        families = {run.family for run in runs if key in run.settings} if key.startswith("model.") else None
+        values = [_get_setting(run, key) for run in runs if families is None or run.family in families]
         if any(value != values[0] for value in values):
-            found[key] = [_value(run, key) for run in runs]
-    return found
+            differences[key] = [_get_setting(run, key) for run in runs]
+    return differences
 
 
-def _value(run: Run, key: str) -> Any:
-    """A setting of a run. The steps of a run of so many epochs follow from its data, so they are those it planned."""
+def _get_setting(run: Run, key: str) -> Any:
+    """Return a setting of a run. If the run sets epochs instead of steps, its steps are those that it planned."""
     value = run.settings.get(key)
     return run.total if key == "steps" and value is None else value
 
 
-def _are_comparable(one: Run, other: Run) -> bool:
-    return one.answers is not None and other.answers is not None and one.answers.difference(other.answers) is None
+def _are_comparable(run: Run, other: Run) -> bool:
+    """Return whether both runs have saved predictions for the same images with the same labels."""
+    if run.predictions is None or other.predictions is None:
+        return False
+    return run.predictions.describe_difference(other.predictions) is None
 
 
-def _images(run: Run) -> str:
-    answers = run.answers
-    return "" if answers is None else f"{answers.data} ({answers.split}, {len(answers):,})"
+def _describe_images(run: Run) -> str:
+    predictions = run.predictions
+    return "" if predictions is None else f"{predictions.data} ({predictions.split}, {len(predictions):,})"
 
 
 def _describe(run: Run, name: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from vitrail.core.terminal import Meter
 from vitrail.data.dataset import Split
 from vitrail.data.loader import Loader
 from vitrail.data.preprocess import Preprocess
-from vitrail.models.activations import resolve_index, look
+from vitrail.models.activations import look, resolve_index
 from vitrail.models.base import AnyModel
 
 _FILES = ("features.safetensors", "key.json")

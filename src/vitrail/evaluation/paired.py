@@ -1,7 +1,7 @@
-"""Two models on the same images: the exact paired test of their right answers (McNemar 1947; a sign test).
+"""Comparison of two models on the same images by the exact paired test (McNemar 1947, a sign test).
 
-Images that both models answer rightly, or both wrongly, say nothing about which is better. If neither is, each of the
-others is as likely right by one model as by the other: a fair coin.
+Images that both models predict correctly, or both incorrectly, do not tell which model is better. If the models are
+equally good, each other image is equally likely to be correct for the first or for the second model, like a fair coin.
 """
 
 import math
@@ -11,86 +11,86 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 LEVEL = 0.05
-"""Below it, a difference is called one."""
+"""Significance level. A p-value below it means that one model is better."""
 
 Name = TypeVar("Name", bound=Hashable)
 
 
 class PairedComparison(NamedTuple):
-    """Right answers of two models to the same images."""
+    """Counts of the correct predictions of two models for the same images."""
 
-    one: int
-    """Images that only the first model answers rightly."""
-    other: int
-    """Images that only the second model answers rightly."""
+    only_first: int
+    """Images that only the first model predicts correctly."""
+    only_second: int
+    """Images that only the second model predicts correctly."""
     both: int
-    """Images that both answer rightly."""
+    """Images that both models predict correctly."""
     count: int
     """All images."""
 
     @classmethod
-    def of(cls, one: np.ndarray, other: np.ndarray) -> "PairedComparison":
-        """From whether each model's answer to each image is right."""
-        both = int((one & other).sum())
-        return cls(int(one.sum()) - both, int(other.sum()) - both, both, len(one))
+    def of(cls, first_correct: np.ndarray, second_correct: np.ndarray) -> "PairedComparison":
+        """Count images from arrays that hold whether each prediction of the first and the second model is correct."""
+        both = int((first_correct & second_correct).sum())
+        only_first, only_second = int(first_correct.sum()) - both, int(second_correct.sum()) - both
+        return cls(only_first, only_second, both, len(first_correct))
 
     @property
     def accuracies(self) -> tuple[float, float]:
-        """The share of right answers of each model."""
-        return (self.both + self.one) / self.count, (self.both + self.other) / self.count
+        """Accuracy of each model."""
+        return (self.both + self.only_first) / self.count, (self.both + self.only_second) / self.count
 
     @property
     def p_value(self) -> float:
-        """How often models that are equally good would differ at least as much by chance, in either direction."""
-        return sign_test(self.one, self.other)
+        """Probability that equally good models differ by chance at least this much, in either direction."""
+        return sign_test(self.only_first, self.only_second)
 
-    def verdict(self, one: str, other: str, level: float = LEVEL) -> str:
-        """Which model is better, by its name, or that this cannot be told."""
+    def verdict(self, first_name: str, second_name: str, level: float = LEVEL) -> str:
+        """Return the name of the better model in a sentence, or "cannot tell"."""
         if self.p_value >= level:
             return "cannot tell"
-        return f"{one if self.one > self.other else other} is better"
+        return f"{first_name if self.only_first > self.only_second else second_name} is better"
 
-    def sentence(self, one: str, other: str, level: float = LEVEL) -> str:
-        """The comparison in one line, with the names of the models."""
+    def sentence(self, first_name: str, second_name: str, level: float = LEVEL) -> str:
+        """Return the comparison in one line, with the names of the models."""
         first, second = (f"{100 * share:.1f} %" for share in self.accuracies)
         return (
-            f"{one} {first}, {other} {second}: {self.verdict(one, other, level)}, {self.one:,} against {self.other:,}"
-            f" of {self.count:,}, {self.chance}"
+            f"{first_name} {first}, {second_name} {second}: {self.verdict(first_name, second_name, level)},"
+            f" {self.only_first:,} against {self.only_second:,} of {self.count:,}, {self.chance}"
         )
 
     @property
     def chance(self) -> str:
-        """The p-value in words."""
+        """The p-value as text."""
         return "p < 0.001" if self.p_value < 0.001 else f"p = {self.p_value:.2g}"
 
 
-def sign_test(one: int, other: int) -> float:
-    """Two-sided p-value of a fair coin that fell `one` times on one side and `other` times on the other; 1 if it was
-    never thrown."""
-    thrown, fewer = one + other, min(one, other)
-    if 2 * fewer == thrown:
+def sign_test(heads: int, tails: int) -> float:
+    """Return the two-sided p-value for `heads` and `tails` of a fair coin; 1 for no throws."""
+    throws, fewer = heads + tails, min(heads, tails)
+    if 2 * fewer == throws:
         return 1.0
-    # The largest term of the tail, and the others relative to it: each is smaller than the one before.
-    largest = math.lgamma(thrown + 1) - math.lgamma(fewer + 1) - math.lgamma(thrown - fewer + 1)
+    # The terms of the tail are summed relative to the largest. They decrease.
+    log_largest = math.lgamma(throws + 1) - math.lgamma(fewer + 1) - math.lgamma(throws - fewer + 1)
     total = term = 1.0
-    for heads in range(fewer, 0, -1):
-        term *= heads / (thrown - heads + 1)
+    for count in range(fewer, 0, -1):
+        term *= count / (throws - count + 1)
         total += term
         if term < 1e-17 * total:
             break
-    return min(2 * total * math.exp(largest - thrown * math.log(2)), 1.0)
+    return min(2 * total * math.exp(log_largest - throws * math.log(2)), 1.0)
 
 
 def holm_levels(p_values: Mapping[Name, float], level: float = LEVEL) -> dict[Name, float]:
-    """The level at which each of several hypotheses is to be judged, so that all together err with `level` (Holm 1979).
+    """Return the significance level of each hypothesis, so that the family-wise error rate is `level` (Holm 1979).
 
-    The smallest p-value is judged most strictly; from the first that is not below its level on, that level stays.
+    The smallest p-value has the strictest level. After the first p-value that is not below its level, the level stays.
     """
     levels: dict[Name, float] = {}
-    current, stopped = 0.0, False
+    current_level, is_constant = 0.0, False
     for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
-        if not stopped:
-            current = level / (len(p_values) - rank)
-            stopped = not p_values[name] < current
-        levels[name] = current
+        if not is_constant:
+            current_level = level / (len(p_values) - rank)
+            is_constant = not p_values[name] < current_level
+        levels[name] = current_level
     return levels

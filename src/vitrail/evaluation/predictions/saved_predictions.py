@@ -1,12 +1,12 @@
-"""`answers.npz`: what a model answered to each image of a data set, kept to compare it with other models later.
+"""`answers.npz`: saved predictions of a model for the images of a split, to compare them with other models later.
 
-images      a key of each image: of its pixels, or of its file's name within the data and the file's bytes
-truth       its class
-answers     the class that the model chose; -1 for one that the data do not have
-scores      the model's probability of its answer, and
-own         of the truth
+images      key of each image: a hash of its pixels, or of its file's name within the data and the file's bytes
+truth       true class of each image
+answers     predicted class of each image; -1 for a class that the data do not have
+scores      the model's probability of the predicted class
+own         the model's probability of the true class
 labels      names of the data's classes
-data, split the data's name and the split, for people
+data, split names of the data and the split
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from vitrail.data.dataset import Dataset, Split
 from vitrail.evaluation.paired import PairedComparison
 
 PREDICTIONS_FILE = "answers.npz"
-"""Its name in the folder of a run."""
+"""File name of saved predictions in the folder of a run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SavedPredictions:
-    """Answers of one model to the images of a split."""
+    """Predictions of a model for the images of a split."""
 
     data: str
     split: str
@@ -36,13 +36,13 @@ class SavedPredictions:
     images: np.ndarray
     """Keys of the images, uint64 (n)."""
     truth: np.ndarray
-    """Classes of the images (n)."""
+    """True classes (n)."""
     answers: np.ndarray
-    """Classes that the model chose, or -1 (n)."""
+    """Predicted classes, or -1 for a class that the data do not have (n)."""
     scores: np.ndarray
-    """Its probabilities of these (n)."""
+    """Probabilities of the predicted classes (n)."""
     own: np.ndarray
-    """Its probabilities of the truth (n)."""
+    """Probabilities of the true classes (n)."""
 
     @classmethod
     def of(
@@ -51,23 +51,26 @@ class SavedPredictions:
         split: Split,
         indices: np.ndarray,
         probabilities: np.ndarray,
-        place: np.ndarray | None = None,
+        class_indices: np.ndarray | None = None,
     ) -> Self:
-        """From probabilities (n, classes of the model) of the images with these indices. `place` has the model's class
-        of each class of the data; None if they are the same."""
-        place = np.arange(len(dataset.labels)) if place is None else place
-        back = np.full(probabilities.shape[1], -1)
-        back[place] = np.arange(len(place))
-        truth, rows, said = split.labels[indices], np.arange(len(indices)), probabilities.argmax(axis=1)
+        """Create from the probabilities (n, classes of the model) of the images with these indices.
+
+        `class_indices` has the model's class for each class of the data. None if they are the same.
+        """
+        if class_indices is None:
+            class_indices = np.arange(len(dataset.labels))
+        data_classes = np.full(probabilities.shape[1], -1)
+        data_classes[class_indices] = np.arange(len(class_indices))
+        truth, rows, predicted = split.labels[indices], np.arange(len(indices)), probabilities.argmax(axis=1)
         return cls(
             data=dataset.name,
             split=split.name,
             labels=dataset.labels,
             images=split.select(indices).image_keys(dataset.root),
             truth=truth.astype(np.int32),
-            answers=back[said].astype(np.int32),
-            scores=probabilities[rows, said].astype(np.float32),
-            own=probabilities[rows, place[truth]].astype(np.float32),
+            answers=data_classes[predicted].astype(np.int32),
+            scores=probabilities[rows, predicted].astype(np.float32),
+            own=probabilities[rows, class_indices[truth]].astype(np.float32),
         )
 
     def __len__(self) -> int:
@@ -75,7 +78,7 @@ class SavedPredictions:
 
     @property
     def right(self) -> np.ndarray:
-        """Whether each answer is right (n)."""
+        """Whether each prediction is correct (n)."""
         return self.answers == self.truth
 
     def write(self, path: Path, *, force: bool = False) -> None:
@@ -87,13 +90,16 @@ class SavedPredictions:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The answers in a file."""
+        """Read saved predictions from a file.
+
+        Raises UsageError if it does not exist, and CorruptFileError if it does not contain saved predictions.
+        """
         if not os.path.lexists(path):
-            raise UsageError(f"Answers must be a file that exists, got {str(path)!r}.")
+            raise UsageError(f"Predictions must be a file that exists, got {str(path)!r}.")
         arrays = array_files.read_arrays(path)
         names = ("images", "truth", "answers", "scores", "own", "labels", "data", "split")
         if missing := [name for name in names if name not in arrays]:
-            raise CorruptFileError(path=path, cause=f"has no answers: {', '.join(missing)} are missing")
+            raise CorruptFileError(path=path, cause=f"has no saved predictions: {', '.join(missing)} missing")
         return cls(
             data=str(arrays["data"]),
             split=str(arrays["split"]),
@@ -105,21 +111,22 @@ class SavedPredictions:
             own=arrays["own"],
         )
 
-    def against(self, other: "SavedPredictions") -> PairedComparison:
-        """The paired comparison with another model's answers to the same images."""
-        if why := self.difference(other):
-            raise UsageError(f"Answers must be to the same images, got {why}.")
-        one, two = (np.argsort(kept.images, kind="stable") for kept in (self, other))
-        return PairedComparison.of(self.right[one], other.right[two])
+    def compare(self, other: "SavedPredictions") -> PairedComparison:
+        """Compare with another model's predictions for the same images. Raises UsageError for different images."""
+        if difference := self.describe_difference(other):
+            raise UsageError(f"Predictions must be for the same images, got {difference}.")
+        order, other_order = (np.argsort(saved.images, kind="stable") for saved in (self, other))
+        return PairedComparison.of(self.right[order], other.right[other_order])
 
-    def difference(self, other: "SavedPredictions") -> str | None:
-        """How the images of two models differ, in words; None if they are the same with the same labels."""
+    def describe_difference(self, other: "SavedPredictions") -> str | None:
+        """Describe how the images or labels of two models differ. None if they are the same."""
         if len(self) != len(other) or (np.sort(self.images) != np.sort(other.images)).any():
             common = len(np.intersect1d(self.images, other.images))
-            names = [f"{len(kept):,} of {kept.data} ({kept.split})" for kept in (self, other)]
+            names = [f"{len(saved):,} of {saved.data} ({saved.split})" for saved in (self, other)]
             return f"{names[0]} and {names[1]}, {common:,} in common"
-        one, two = (np.argsort(kept.images, kind="stable") for kept in (self, other))
-        mine, theirs = np.array(self.labels)[self.truth[one]], np.array(other.labels)[other.truth[two]]
-        if differ := int((mine != theirs).sum()):
-            return f"the same {len(self):,} images with {differ:,} other labels"
+        order, other_order = (np.argsort(saved.images, kind="stable") for saved in (self, other))
+        names = np.array(self.labels)[self.truth[order]]
+        other_names = np.array(other.labels)[other.truth[other_order]]
+        if changed := int((names != other_names).sum()):
+            return f"the same {len(self):,} images with {changed:,} different labels"
         return None
