@@ -1,4 +1,4 @@
-"""Archives and published data sets as they come: read in place, refused in one line."""
+"""Archives and published data sets are read as distributed, or rejected with a one-line error."""
 
 import contextlib
 import fcntl
@@ -36,14 +36,14 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
-def png(seed: int = 0) -> bytes:
+def make_png(seed: int = 0) -> bytes:
     file = io.BytesIO()
     Image.fromarray(np.random.default_rng(seed).integers(0, 256, (6, 6, 3), np.uint8)).save(file, "PNG")
     return file.getvalue()
 
 
 PHOTOS = {
-    f"photos/{split}/{label}/{number}.png": png(len(split) + 10 * len(label) * ord(label[0]) + number)
+    f"photos/{split}/{label}/{number}.png": make_png(len(split) + 10 * len(label) * ord(label[0]) + number)
     for split in ("train", "val")
     for label in ("cat", "dog")
     for number in range(3)
@@ -57,8 +57,8 @@ def write_folder(root: Path, files: dict[str, bytes]) -> Path:
     return root
 
 
-def write_zip(path: Path, files: dict[str, bytes], how: int = zipfile.ZIP_STORED) -> Path:
-    with zipfile.ZipFile(path, "w", how) as archive:
+def write_zip(path: Path, files: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
     return path
@@ -79,23 +79,23 @@ def write_archive(path: Path, files: dict[str, bytes]) -> Path:
     return write_tar(path, files, "w" if path.suffix == ".tar" else "w:gz")
 
 
-def content_of(data) -> list[tuple[str, str, bytes]]:
-    """Split, class and pixels of every image, as the loader reads them."""
+def read_contents(data) -> list[tuple[str, str, bytes]]:
+    """Return the split, class and pixels of every image, as the loader reads them."""
     dataset = open_data(data)
     preprocess = Preprocess(resolution=(6, 6), crop_fraction=1.0)
-    found = []
+    contents = []
     for split in dataset.splits.values():
         for batch in Loader(split, preprocess, batch=4, shuffle=False).epoch():
             for pixels, label in zip(batch.pixels, batch.labels.tolist(), strict=True):
-                found.append((split.name, dataset.labels[label], pixels.numpy().tobytes()))
-    return found
+                contents.append((split.name, dataset.labels[label], pixels.numpy().tobytes()))
+    return contents
 
 
-# CIFAR, in each published form
+# CIFAR in each published form
 
 
 def cifar_files(form: str) -> tuple[dict[str, bytes], np.ndarray, np.ndarray]:
-    """The files of a published form with a few images, the images and the labels, training ones first."""
+    """Return the files of a published form with 12 images, and its images and labels, training images first."""
     rng = np.random.default_rng(5)
     classes = 10 if form.startswith("10-") else 100
     rows = rng.integers(0, 256, (12, 3072), np.uint8)
@@ -105,43 +105,50 @@ def cifar_files(form: str) -> tuple[dict[str, bytes], np.ndarray, np.ndarray]:
     train = [np.arange(10)[part::5] for part in range(5)] if classes == 10 else [np.arange(10)]
     files = {}
     key = b"labels" if classes == 10 else b"fine_labels"
-    for number, chosen in enumerate([*train, np.arange(10, 12)]):
+    for number, indices in enumerate([*train, np.arange(10, 12)]):
         is_test = number == len(train)
         if classes == 10:
             name = "test_batch" if is_test else f"data_batch_{number + 1}"
         else:
             name = "test" if is_test else "train"
-        own, known = rows[chosen], labels[chosen]
+        part_rows, part_labels = rows[indices], labels[indices]
         if form in ("10-bin", "100-binary"):
             head = (
-                [known[:, None].astype(np.uint8)]
+                [part_labels[:, None].astype(np.uint8)]
                 if classes == 10
-                else [(known // 5)[:, None].astype(np.uint8), known[:, None].astype(np.uint8)]
+                else [(part_labels // 5)[:, None].astype(np.uint8), part_labels[:, None].astype(np.uint8)]
             )
-            files[f"{folder}/{name}.bin"] = np.concatenate([*head, own], axis=1).tobytes()
+            files[f"{folder}/{name}.bin"] = np.concatenate([*head, part_rows], axis=1).tobytes()
         else:
-            table = {b"data": own, key: known.tolist(), b"batch_label": b"a batch", b"filenames": [b"x.png"] * len(own)}
-            files[f"{folder}/{name}"] = as_python_2(table)
+            table = {
+                b"data": part_rows,
+                key: part_labels.tolist(),
+                b"batch_label": b"a batch",
+                b"filenames": [b"x.png"] * len(part_rows),
+            }
+            files[f"{folder}/{name}"] = pickle_as_python_2(table)
     if form in ("10-bin", "100-binary"):
-        listed = "batches.meta.txt" if classes == 10 else "fine_label_names.txt"
-        files[f"{folder}/{listed}"] = ("\n".join(names) + "\n\n").encode()
+        names_file = "batches.meta.txt" if classes == 10 else "fine_label_names.txt"
+        files[f"{folder}/{names_file}"] = ("\n".join(names) + "\n\n").encode()
     elif classes == 10:
-        files[f"{folder}/batches.meta"] = as_python_2({b"label_names": [n.encode() for n in names], b"num_vis": 3072})
+        files[f"{folder}/batches.meta"] = pickle_as_python_2(
+            {b"label_names": [n.encode() for n in names], b"num_vis": 3072}
+        )
     else:
-        files[f"{folder}/meta"] = as_python_2({b"fine_label_names": [name.encode() for name in names]})
+        files[f"{folder}/meta"] = pickle_as_python_2({b"fine_label_names": [name.encode() for name in names]})
     order = np.concatenate([*train, np.arange(10, 12)])
     return files, rows[order].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels[order]
 
 
-def as_python_2(table: object) -> bytes:
-    """A pickle as Python 2 wrote it: bytes are its strings."""
+def pickle_as_python_2(table: object) -> bytes:
+    """Return a pickle as Python 2 wrote it, in which bytes are strings."""
 
     def save_bytes(pickler, content):
         pickler.write(b"T" + len(content).to_bytes(4, "little") + content)  # BINSTRING
         pickler.memoize(content)
 
     file = io.BytesIO()
-    pickler = pickle._Pickler(file, 2)  # the one in Python, whose table of types can be changed
+    pickler = pickle._Pickler(file, 2)  # the implementation in Python, whose table of types can be changed
     pickler.dispatch = {**pickle._Pickler.dispatch, bytes: save_bytes}
     pickler.dump(table)
     return file.getvalue().replace(b"numpy._core", b"numpy.core")
@@ -159,7 +166,7 @@ def as_python_2(table: object) -> bytes:
         ("100-binary", ".tar.gz"),
     ],
 )
-def test_cifar_in_each_published_form(tmp_path, form, packing):
+def test_cifar_has_same_images_and_labels_in_each_published_form(tmp_path, form, packing):
     files, images, labels = cifar_files(form)
     data = write_archive(tmp_path / f"cifar{packing}", files) if packing else write_folder(tmp_path / "cifar", files)
     dataset = open_data(data)
@@ -172,35 +179,37 @@ def test_cifar_in_each_published_form(tmp_path, form, packing):
     assert dataset.notes[-1].startswith(f"read as CIFAR-{form.partition('-')[0]}, {version} version: 10 training and 2")
 
 
-def hostile(path: Path):
-    class CommandPickle:
+def make_malicious_object(path: Path):
+    """Return an object whose pickle runs a command that creates a file."""
+
+    class RunsCommand:
         def __reduce__(self):
             return os.system, (f"touch {path}",)
 
-    return CommandPickle()
+    return RunsCommand()
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("make_pickle", "reason"),
     [
-        (lambda touched: pickle.dumps({b"data": hostile(touched)}, 2), r"it asks for posix\.system"),
-        (lambda touched: pickle.dumps(hostile(touched), 4), r"it asks for posix\.system"),
-        (lambda touched: b"cbuiltins\neval\n(S'1'\ntR.", r"it asks for builtins\.eval"),
-        (lambda touched: b"cnumpy\nndarray\n(I4\ntR.", r"it asks for numpy\.ndarray\(\)"),
-        (lambda touched: pickle.dumps({"data": np.array([{}])}, 2), r"it asks for an array of objects"),
-        (lambda touched: pickle.dumps([1]), r"it contains a list"),
-        (lambda touched: b"", r"it is corrupt: EOFError"),
-        (lambda touched: pickle.dumps({})[:-2], r"it is corrupt: "),
+        (lambda path: pickle.dumps({b"data": make_malicious_object(path)}, 2), r"it asks for posix\.system"),
+        (lambda path: pickle.dumps(make_malicious_object(path), 4), r"it asks for posix\.system"),
+        (lambda path: b"cbuiltins\neval\n(S'1'\ntR.", r"it asks for builtins\.eval"),
+        (lambda path: b"cnumpy\nndarray\n(I4\ntR.", r"it asks for numpy\.ndarray\(\)"),
+        (lambda path: pickle.dumps({"data": np.array([{}])}, 2), r"it asks for an array of objects"),
+        (lambda path: pickle.dumps([1]), r"it contains a list"),
+        (lambda path: b"", r"it is corrupt: EOFError"),
+        (lambda path: pickle.dumps({})[:-2], r"it is corrupt: "),
         (
-            lambda touched: b"N" + b"r\xff\xff\xff\x7f" + b".",
+            lambda path: b"N" + b"r\xff\xff\xff\x7f" + b".",
             r"it would fill more memory|it is corrupt|it contains a None",
         ),
-        (lambda touched: b"]" * 100_000 + b"a" * 99_999 + b".", r"it contains a list|nested too deeply"),
+        (lambda path: b"]" * 100_000 + b"a" * 99_999 + b".", r"it contains a list|nested too deeply"),
     ],
 )
-def test_a_hostile_pickle_is_refused_and_not_run(tmp_path, home, call, spoil, reason):
+def test_malicious_pickle_is_rejected_and_not_run(tmp_path, home, call, make_pickle, reason):
     files, _, _ = cifar_files("10-py")
-    files["cifar-10-batches-py/data_batch_1"] = spoil(tmp_path / "touched")
+    files["cifar-10-batches-py/data_batch_1"] = make_pickle(tmp_path / "touched")
     data = write_archive(tmp_path / "cifar.tar", files)
     with pytest.raises(VitrailError, match=rf"data_batch_1' is refused: it is not plain data \({reason}") as caught:
         open_data(data)
@@ -208,7 +217,7 @@ def test_a_hostile_pickle_is_refused_and_not_run(tmp_path, home, call, spoil, re
     assert not (tmp_path / "touched").exists()
 
 
-def test_a_cifar_of_wrong_shape_is_one_line(tmp_path):
+def test_cifar_of_wrong_size_gives_one_line_error(tmp_path):
     files, _, _ = cifar_files("10-bin")
     short = dict(files)
     short["cifar-10-batches-bin/data_batch_2.bin"] = files["cifar-10-batches-bin/data_batch_2.bin"][:-1]
@@ -220,7 +229,7 @@ def test_a_cifar_of_wrong_shape_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(("form", "names"), [("10-bin", "batches.meta.txt"), ("100-binary", "fine_label_names.txt")])
-def test_a_name_too_many_would_move_all_names_after_it(tmp_path, form, names):
+def test_cifar_with_missing_or_additional_class_name_is_rejected(tmp_path, form, names):
     files, _, _ = cifar_files(form)
     (path,) = (name for name in files if name.endswith(names))
     for old, new in ((b"name-01\n", b"name\n01\n"), (b"name-01\n", b"name-01")):
@@ -231,49 +240,49 @@ def test_a_name_too_many_would_move_all_names_after_it(tmp_path, form, names):
     assert "name 01" in open_data(write_folder(tmp_path / "cifar", spaced)).labels
 
 
-def test_a_pickle_that_says_things_twice_is_refused(tmp_path):
+def test_pickle_with_duplicate_key_or_trailing_bytes_is_rejected(tmp_path):
     files, _, _ = cifar_files("10-py")
     batch = "cifar-10-batches-py/data_batch_1"
     rows = np.zeros((2, 3072), np.uint8)
     twice = pickle.dumps({b"data": rows, "data": rows + 1, b"labels": [0, 1]}, 2)
-    for spoiled, reason in ((files[batch] * 2, "there are bytes after its end"), (twice, "it has a key twice")):
+    for content, reason in ((files[batch] * 2, "there are bytes after its end"), (twice, "it has a key twice")):
         with pytest.raises(CorruptFileError, match=rf"data_batch_1' is refused: .*{reason}"):
-            open_data(write_archive(tmp_path / "cifar.tar", {**files, batch: spoiled}))
+            open_data(write_archive(tmp_path / "cifar.tar", {**files, batch: content}))
 
 
 # Class folders in archives
 
 
 @pytest.mark.parametrize("ending", [".zip", ".tar", ".tar.gz", ".tgz"])
-def test_an_archive_of_class_folders_is_the_folder(tmp_path, home, ending):
+def test_archive_of_class_folders_equals_the_folder(tmp_path, home, ending):
     folder = write_folder(tmp_path, PHOTOS) / "photos"
     archive = write_archive(tmp_path / f"set{ending}", PHOTOS | {"photos/README.txt": b"", "__MACOSX/photos/._1": b""})
-    assert content_of(archive) == content_of(folder)
+    assert read_contents(archive) == read_contents(folder)
     assert open_data(archive).fingerprint() == open_data(archive).fingerprint() == open_data(folder).fingerprint()
     assert [finding.kind for finding in find_problems(open_data(archive))] == [
         f.kind for f in find_problems(open_data(folder))
     ]
-    kept = list(home.rglob("*.tar"))
-    assert len(kept) == ending.endswith("gz")
-    if kept:
-        before = kept[0].stat().st_mtime_ns
+    unpacked = list(home.rglob("*.tar"))
+    assert len(unpacked) == ending.endswith("gz")
+    if unpacked:
+        before = unpacked[0].stat().st_mtime_ns
         assert open_data(archive).notes == ()
-        assert kept[0].stat().st_mtime_ns == before
+        assert unpacked[0].stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize("ending", [".zip", ".tar", ".tar.gz"])
-def test_unused_files_in_an_archive_are_found_as_in_the_folder(tmp_path, ending):
-    unused = {"photos/train/lost.png": png(1), "photos/lost.jpg": b"", "photos/train/cat/notes.txt": b""}
+def test_doctor_reports_same_unused_files_in_archive_and_folder(tmp_path, ending):
+    unused = {"photos/train/lost.png": make_png(1), "photos/lost.jpg": b"", "photos/train/cat/notes.txt": b""}
     files = PHOTOS | unused | {"photos/README.txt": b"", "photos/val/cat/Thumbs.db": b""}
     folder = write_folder(tmp_path, files) / "photos"
     archive = write_archive(tmp_path / f"set{ending}", files)
     for data, root in ((folder, tmp_path), (archive, archive)):
-        found = [finding for finding in find_problems(open_data(data)) if finding.kind == "ignored-file"]
-        assert [finding.message for finding in found] == ["3 files are not used"]
-        assert found[0].files == tuple(sorted(f"{root}/{name}" for name in unused))
+        findings = [finding for finding in find_problems(open_data(data)) if finding.kind == "ignored-file"]
+        assert [finding.message for finding in findings] == ["3 files are not used"]
+        assert findings[0].files == tuple(sorted(f"{root}/{name}" for name in unused))
 
 
-def test_a_tar_gz_is_unpacked_once_and_said(tmp_path, call, home):
+def test_tar_gz_is_unpacked_once_with_a_note(tmp_path, call, home):
     archive = write_archive(tmp_path / "set.tar.gz", PHOTOS)
     first, second = call("doctor", str(archive)), call("doctor", str(archive))
     assert first.stderr.startswith("note: set.tar.gz is unpacked once into ")
@@ -284,46 +293,46 @@ def test_a_tar_gz_is_unpacked_once_and_said(tmp_path, call, home):
     assert len(open_data(archive).splits) == 1
 
 
-def test_what_a_killed_process_was_unpacking_is_removed_and_what_others_unpack_is_not(tmp_path, home, monkeypatch):
+def test_partial_files_of_killed_processes_are_removed_and_files_in_use_kept(tmp_path, home, monkeypatch):
     (home / "archives").mkdir(parents=True)
-    names = [home / "archives" / f".{name}.tar.writing-x" for name in ("left", "written", "new")]
-    for path, content in zip(names, (b"half", b"half", b""), strict=True):
+    partial_files = [home / "archives" / f".{name}.tar.writing-x" for name in ("abandoned", "locked", "empty")]
+    for path, content in zip(partial_files, (b"half", b"half", b""), strict=True):
         path.write_bytes(content)
-    inflate, unlocked = archives._unpack_gzip, []
+    unpack_gzip, unlocked = archives._unpack_gzip, []
 
-    def watch(path, file, packed):
-        (own,) = set((home / "archives").iterdir()) - set(names)
-        with own.open("rb") as again, contextlib.suppress(BlockingIOError):
-            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            unlocked.append(own)
-        return inflate(path, file, packed)
+    def check_lock(path, file, packed):
+        (target,) = set((home / "archives").iterdir()) - set(partial_files)
+        with target.open("rb") as reopened, contextlib.suppress(BlockingIOError):
+            fcntl.flock(reopened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            unlocked.append(target)
+        return unpack_gzip(path, file, packed)
 
-    monkeypatch.setattr(archives, "_unpack_gzip", watch)
-    with names[1].open("rb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    monkeypatch.setattr(archives, "_unpack_gzip", check_lock)
+    with partial_files[1].open("rb") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
         open_data(write_archive(tmp_path / "set.tar.gz", PHOTOS))
-    assert [path.exists() for path in names] == [False, True, True]
+    assert [path.exists() for path in partial_files] == [False, True, True]
     assert unlocked == []
 
 
 @pytest.mark.parametrize("is_between_files", [False, True])
-def test_what_is_kept_of_a_tar_gz_is_unpacked_again_if_it_was_cut(tmp_path, home, is_between_files):
+def test_truncated_unpacked_copy_is_unpacked_again(tmp_path, home, is_between_files):
     archive = write_archive(tmp_path / "set.tar.gz", PHOTOS)
-    before = content_of(archive)
-    (kept,) = home.rglob("*.tar")
-    with tarfile.open(kept) as opened:
-        place = opened.getmembers()[5].offset
-    os.truncate(kept, place if is_between_files else place + 600)
-    assert content_of(archive) == before
+    before = read_contents(archive)
+    (unpacked,) = home.rglob("*.tar")
+    with tarfile.open(unpacked) as opened:
+        offset = opened.getmembers()[5].offset
+    os.truncate(unpacked, offset if is_between_files else offset + 600)
+    assert read_contents(archive) == before
     assert len(before) == 12
     assert open_data(archive).notes == ()
-    os.truncate(kept, place)
+    os.truncate(unpacked, offset)
     archive.write_bytes(archive.read_bytes()[:-20])
     with pytest.raises(CorruptFileError, match=r"set\.tar\.gz' cannot be read as an archive \(.*ended before"):
         open_data(archive)
 
 
-def test_three_thousand_members_open_at_once_and_names_in_korean(tmp_path):
+def test_archives_of_3000_files_with_korean_names_are_read(tmp_path):
     files = {f"set/{'고양이' if number % 2 else '개'}/{number}.png": b"x" for number in range(3_000)}
     for archive in (write_zip(tmp_path / "many.zip", files), write_tar(tmp_path / "many.tar", files)):
         dataset = open_data(archive)
@@ -331,61 +340,63 @@ def test_three_thousand_members_open_at_once_and_names_in_korean(tmp_path):
         assert len(dataset.first_split) == 3_000
 
 
-def changed_tar(path: Path, **fields) -> Path:
+def write_tar_with_header(path: Path, **fields) -> Path:
+    """Write a .tar of one image whose header has these fields."""
     with tarfile.open(path, "w") as archive:
         info = tarfile.TarInfo("a/1.png")
-        info.size = len(png())
+        info.size = len(make_png())
         for name, value in fields.items():
             setattr(info, name, value)
-        archive.addfile(info, io.BytesIO(png()))
+        archive.addfile(info, io.BytesIO(make_png()))
     return path
 
 
-def changed_zip(path: Path, name: str) -> Path:
+def write_zip_with_name(path: Path, name: str) -> Path:
+    """Write a .zip of one image under any name, however unsafe."""
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(zipfile.ZipInfo(name), png())
+        archive.writestr(zipfile.ZipInfo(name), make_png())
     return path
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda p: changed_tar(p / "a.tar", name="../1.png"), "would lie outside of it"),
-        (lambda p: changed_tar(p / "a.tar", name="a/../../1.png"), "would lie outside of it"),
-        (lambda p: changed_tar(p / "a.tar", name="/a/1.png"), "would lie outside of it"),
-        (lambda p: changed_tar(p / "a.tar", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "is a link"),
-        (lambda p: changed_tar(p / "a.tar", type=tarfile.LNKTYPE, linkname="a/2.png"), "is a link"),
-        (lambda p: changed_tar(p / "a.tar", type=tarfile.CHRTYPE), "or another special file"),
-        (lambda p: changed_tar(p / "a.tar", name="a/" * 200 + "1.png"), "nested too deeply"),
-        (lambda p: changed_tar(p / "a.tar", name="a/\udcff.png"), "is not Unicode"),
-        (lambda p: changed_zip(p / "a.zip", name="../1.png"), "would lie outside of it"),
-        (lambda p: changed_zip(p / "a.zip", name="/1.png"), "would lie outside of it"),
-        (lambda p: changed_zip(p / "a.zip", name="a\\..\\..\\1.png"), "would lie outside of it"),
+        (lambda p: write_tar_with_header(p / "a.tar", name="../1.png"), "would lie outside of it"),
+        (lambda p: write_tar_with_header(p / "a.tar", name="a/../../1.png"), "would lie outside of it"),
+        (lambda p: write_tar_with_header(p / "a.tar", name="/a/1.png"), "would lie outside of it"),
+        (lambda p: write_tar_with_header(p / "a.tar", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "is a link"),
+        (lambda p: write_tar_with_header(p / "a.tar", type=tarfile.LNKTYPE, linkname="a/2.png"), "is a link"),
+        (lambda p: write_tar_with_header(p / "a.tar", type=tarfile.CHRTYPE), "or another special file"),
+        (lambda p: write_tar_with_header(p / "a.tar", name="a/" * 200 + "1.png"), "nested too deeply"),
+        (lambda p: write_tar_with_header(p / "a.tar", name="a/\udcff.png"), "is not Unicode"),
+        (lambda p: write_zip_with_name(p / "a.zip", name="../1.png"), "would lie outside of it"),
+        (lambda p: write_zip_with_name(p / "a.zip", name="/1.png"), "would lie outside of it"),
+        (lambda p: write_zip_with_name(p / "a.zip", name="a\\..\\..\\1.png"), "would lie outside of it"),
         (lambda p: write_zip(p / "a.zip", {"a/1.png": b""}, zipfile.ZIP_BZIP2), "is neither stored nor deflated"),
         (lambda p: write_zip(p / "a.zip", {"a/1.png": b""}, zipfile.ZIP_LZMA), "is neither stored nor deflated"),
         (lambda p: write_folder(p, {"a.zip": b"PK\3\4 and no more"}) / "a.zip", "File is not a zip file"),
         (lambda p: write_folder(p, {"a.tar": b"x" * 2000}) / "a.tar", "invalid header|truncated header"),
         (lambda p: write_folder(p, {"a.tar.gz": b"x" * 2000}) / "a.tar.gz", "Not a gzipped file"),
         (lambda p: write_folder(p, {"a.tar.gz": gzip.compress(b"x" * 2000)}) / "a.tar.gz", "header"),
-        (lambda p: write_folder(p, {"a.tgz": gzip.compress(png() * 99)[:-20]}) / "a.tgz", "ended before"),
+        (lambda p: write_folder(p, {"a.tgz": gzip.compress(make_png() * 99)[:-20]}) / "a.tgz", "ended before"),
     ],
 )
-def test_a_strange_archive_is_one_line_and_leaves_nothing(tmp_path, home, make, reason):
+def test_malformed_archive_gives_one_line_error_and_leaves_no_file(tmp_path, home, make, reason):
     before = set(tmp_path.iterdir())
     path = make(tmp_path)
     with pytest.raises(CorruptFileError, match=rf"cannot be read as an archive \(.*{reason}") as caught:
         open_data(path)
     assert "\n" not in str(caught.value)
     assert set(tmp_path.iterdir()) - before <= {path, home}
-    assert not [one for one in home.rglob("*") if one.is_file()]
+    assert not [file for file in home.rglob("*") if file.is_file()]
 
 
-def test_bombs_are_refused(tmp_path, home, monkeypatch):
-    """Sizes are held against what is there: the file, the memory, the disk."""
+def test_decompression_bombs_are_rejected(tmp_path, home, monkeypatch):
+    """Unpacked sizes are compared with the packed size, the available memory and the free disk space."""
     bomb = write_zip(tmp_path / "bomb.zip", {"a/1.png": bytes(2**22)}, zipfile.ZIP_DEFLATED)
     monkeypatch.setattr(memory, "available_memory", lambda: 2**20)
     with pytest.raises(CorruptFileError, match=r"1.png' would fill 4,194,304 bytes of memory; 1,048,576 are available"):
-        content_of(bomb)
+        read_contents(bomb)
     packed = tmp_path / "bomb.tar.gz"
     packed.write_bytes(gzip.compress(bytes(2**24)))
     monkeypatch.setattr(archives, "_MIN_BOMB", 2**20)
@@ -394,14 +405,14 @@ def test_bombs_are_refused(tmp_path, home, monkeypatch):
     monkeypatch.setattr(archives, "_SPARE_DISK", 2**62)
     with pytest.raises(VitrailError, match=r"Cache must have room for .*bomb.tar.gz.* more than the 0 bytes"):
         open_data(packed)
-    assert not [one for one in home.rglob("*") if one.is_file()]
+    assert not [file for file in home.rglob("*") if file.is_file()]
 
 
-def test_a_zip_that_states_too_small_a_size_is_not_unpacked_further(tmp_path):
+def test_zip_is_not_unpacked_beyond_its_stated_size(tmp_path):
     path = write_zip(tmp_path / "bomb.zip", {"a/1.png": bytes(2**26)}, zipfile.ZIP_DEFLATED)
     forged = bytearray(path.read_bytes())
-    place = forged.index(b"PK\1\2") + 24
-    forged[place : place + 4] = (1000).to_bytes(4, "little")
+    position = forged.index(b"PK\1\2") + 24
+    forged[position : position + 4] = (1000).to_bytes(4, "little")
     path.write_bytes(forged)
     tracemalloc.start()
     try:
@@ -412,48 +423,50 @@ def test_a_zip_that_states_too_small_a_size_is_not_unpacked_further(tmp_path):
         tracemalloc.stop()
 
 
-def test_a_flipped_bit_in_a_stored_image_is_not_read_in_silence(tmp_path):
+def test_flipped_bit_in_a_zip_is_detected(tmp_path):
     content = bytes(range(256)) * 3
     path = write_zip(tmp_path / "a.zip", {"a/1.ppm": b"P6 16 16 255 " + content, "b/1.ppm": b"P6 16 16 255 " + content})
-    assert len(content_of(path)) == 2
-    whole = bytearray(path.read_bytes())
-    whole[whole.index(content) + 300] ^= 1
-    path.write_bytes(whole)
+    assert len(read_contents(path)) == 2
+    flipped = bytearray(path.read_bytes())
+    flipped[flipped.index(content) + 300] ^= 1
+    path.write_bytes(flipped)
     with pytest.raises(CorruptFileError, match=r"a\.zip/a/1\.ppm' cannot be read \(Bad CRC-32 for file"):
-        content_of(path)
+        read_contents(path)
 
 
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
-def test_a_tar_that_was_cut_off_or_has_a_damaged_header_is_refused(tmp_path, home, ending):
-    """tarfile would list the files before that place, and no more."""
-    whole = write_tar(tmp_path / "a.tar", PHOTOS)
-    with tarfile.open(whole) as archive:
-        place = archive.getmembers()[5].offset
-    content = whole.read_bytes()
+def test_tar_that_is_truncated_or_has_a_corrupt_header_is_rejected(tmp_path, home, ending):
+    """tarfile would list only the files before that position, without an error."""
+    intact = write_tar(tmp_path / "a.tar", PHOTOS)
+    with tarfile.open(intact) as archive:
+        offset = archive.getmembers()[5].offset
+    content = intact.read_bytes()
     flipped = bytearray(content)
-    flipped[place] ^= 1
-    for spoiled in (content[:place], bytes(flipped)):
+    flipped[offset] ^= 1
+    for corrupt in (content[:offset], bytes(flipped)):
         path = tmp_path / f"b{ending}"
-        path.write_bytes(spoiled if ending == ".tar" else gzip.compress(spoiled))
-        with pytest.raises(CorruptFileError, match=rf"b{ending}' .*\(it is corrupt or truncated at byte {place:,}"):
+        path.write_bytes(corrupt if ending == ".tar" else gzip.compress(corrupt))
+        with pytest.raises(CorruptFileError, match=rf"b{ending}' .*\(it is corrupt or truncated at byte {offset:,}"):
             open_data(path)
     assert not [file for file in home.rglob("*") if file.is_file()]
 
 
-def test_another_tar_gz_of_the_same_size_and_time_is_unpacked_anew(tmp_path):
+def test_changed_tar_gz_of_same_size_and_time_is_unpacked_again(tmp_path):
     path = tmp_path / "set.tar.gz"
-    found = []
+    versions = []
     for seed in (1, 2):
-        plain = write_tar(tmp_path / "a.tar", {"set/cat/1.png": png(seed), "set/dog/1.png": png(3)}).read_bytes()
+        plain = write_tar(
+            tmp_path / "a.tar", {"set/cat/1.png": make_png(seed), "set/dog/1.png": make_png(3)}
+        ).read_bytes()
         path.write_bytes(gzip.compress(plain, 0, mtime=0))
         os.utime(path, (1, 1))
-        found.append((path.stat().st_size, content_of(path)))
-    assert found[0][0] == found[1][0]
-    assert found[0][1] != found[1][1]
+        versions.append((path.stat().st_size, read_contents(path)))
+    assert versions[0][0] == versions[1][0]
+    assert versions[0][1] != versions[1][1]
 
 
 @pytest.mark.parametrize("ending", [".zip", ".tar"])
-def test_names_with_empty_parts_and_dots_are_the_plain_ones(tmp_path, ending):
+def test_names_with_empty_parts_and_dots_are_normalised(tmp_path, ending):
     plain = write_archive(tmp_path / f"plain{ending}", PHOTOS)
     styles = ("./{}//{}", "{}/./{}", ".//{}\\{}", "././{}/.//{}")
     files = {
@@ -461,28 +474,28 @@ def test_names_with_empty_parts_and_dots_are_the_plain_ones(tmp_path, ending):
         for number, (name, content) in enumerate(PHOTOS.items())
     }
     odd = write_archive(tmp_path / f"odd{ending}", files)
-    assert len(content_of(odd)) == 12
-    assert content_of(odd) == content_of(plain)
+    assert len(read_contents(odd)) == 12
+    assert read_contents(odd) == read_contents(plain)
 
 
-def said_by(read, ours: type = VitrailError) -> str:
-    """What a reader says of an archive that it does not take."""
+def error_message(read, error_type: type = VitrailError) -> str:
+    """Return the message of the error that a reader raises, or an empty string."""
     try:
         read()
-    except ours as error:
+    except error_type as error:
         return str(error)
     return ""
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
-def test_what_the_library_refuses_we_refuse(tmp_path, kind):
-    """Archives with a few bytes changed, cut off or repeated: our errors are one line, and never fewer than theirs."""
-    chance = random.Random(18)
+def test_archive_that_zipfile_or_tarfile_rejects_is_rejected(tmp_path, kind):
+    """Mutated archives give one-line errors, at least whenever the library raises an error."""
+    rng = random.Random(18)
     files = dict(list(PHOTOS.items())[:3])
     path = tmp_path / f"a.{kind}"
-    whole = write_archive(path, files).read_bytes()
+    intact = write_archive(path, files).read_bytes()
 
-    def theirs():
+    def read_with_library():
         if kind == "zip":
             with zipfile.ZipFile(path) as archive:
                 for name in archive.namelist():
@@ -493,46 +506,46 @@ def test_what_the_library_refuses_we_refuse(tmp_path, kind):
                     with contextlib.suppress(AttributeError):
                         archive.extractfile(info).read()
 
-    def ours():
+    def read_ours():
         tree = (ZipTree if kind == "zip" else TarTree)(path)
         for folder in tree._files:
             for name in tree.files(folder):
                 tree.read(f"{folder}/{name}" if folder else name)
 
-    refused = 0
+    rejected = 0
     for _ in range(200):
-        mutated = bytearray(whole)
-        for _ in range(chance.randint(1, 3)):
-            mutated[chance.randrange(len(mutated))] = chance.randrange(256)
-        if chance.random() < 0.2:
-            del mutated[chance.randrange(len(mutated)) :]
+        mutated = bytearray(intact)
+        for _ in range(rng.randint(1, 3)):
+            mutated[rng.randrange(len(mutated))] = rng.randrange(256)
+        if rng.random() < 0.2:
+            del mutated[rng.randrange(len(mutated)) :]
         path.write_bytes(mutated)
-        message = said_by(ours)
-        refused += bool(message)
+        message = error_message(read_ours)
+        rejected += bool(message)
         assert message.count("\n") == 0
-        assert message or not said_by(theirs, Exception), "we took what the library refuses"
-    assert refused > 40
+        assert message or not error_message(read_with_library, Exception), "the library rejects this archive"
+    assert rejected > 40
 
 
-def test_pickles_with_bytes_changed_are_refused_or_data(tmp_path):
-    """The reader itself, without the wall: whatever the bytes, it refuses or returns plain data."""
-    chance = random.Random(7)
+def test_mutated_pickles_are_rejected_or_read_as_plain_data(tmp_path):
+    """The reader is called without its sandbox."""
+    rng = random.Random(7)
     table = {b"data": np.arange(64, dtype=np.uint8).reshape(2, 32), b"labels": [3, 4], b"names": [b"a", b"b"]}
-    wholes = [as_python_2(table), pickle.dumps(table, 2), pickle.dumps(table, 5)]
+    pickles = [pickle_as_python_2(table), pickle.dumps(table, 2), pickle.dumps(table, 5)]
 
-    class Refused(Exception):
+    class Rejected(Exception):
         pass
 
-    def refuse(reason):
-        raise Refused(reason)
+    def reject(reason):
+        raise Rejected(reason)
 
     for number in range(200):
-        mutated = bytearray(wholes[number % 3])
-        for _ in range(chance.randint(1, 4)):
-            mutated[chance.randrange(len(mutated))] = chance.randrange(256)
+        mutated = bytearray(pickles[number % 3])
+        for _ in range(rng.randint(1, 4)):
+            mutated[rng.randrange(len(mutated))] = rng.randrange(256)
         (tmp_path / "p").write_bytes(mutated)
-        with contextlib.suppress(Refused, SystemExit):
-            report = read_arrays.convert(tmp_path / "p", tmp_path / "out.npz", refuse)
+        with contextlib.suppress(Rejected, SystemExit):
+            report = read_arrays.convert(tmp_path / "p", tmp_path / "out.npz", reject)
             assert set(report) == {"texts"}
             with np.load(tmp_path / "out.npz", allow_pickle=False) as arrays:
                 assert all(array.dtype.kind in "iufb" for array in arrays.values())
@@ -543,16 +556,16 @@ def test_pickles_with_bytes_changed_are_refused_or_data(tmp_path):
 SYNSETS = "imagenet_2012_validation_synset_labels.txt"
 
 
-def synsets(*ids: str) -> bytes:
-    """A list of as many lines as the published one has, which begins with these WordNet ids."""
-    return "".join(f"{one}\n" for one in (*ids, *["n0"] * (50_000 - len(ids)))).encode()
+def synset_file(*ids: str) -> bytes:
+    """Return a list of classes with as many lines as the published list, which begins with these WordNet ids."""
+    return "".join(f"{synset}\n" for synset in (*ids, *["n0"] * (50_000 - len(ids)))).encode()
 
 
-def pets(training: bytes, test: bytes) -> dict[str, bytes]:
+def pets_files(training: bytes, test: bytes) -> dict[str, bytes]:
     return {"images/a_1.jpg": b"", "annotations/trainval.txt": training, "annotations/test.txt": test}
 
 
-def kaggle(boxes: bytes) -> dict[str, bytes]:
+def kaggle_files(boxes: bytes) -> dict[str, bytes]:
     name = "ILSVRC2012_val_00000002"
     return {f"{name}.JPEG": b"", "LOC_val_solution.csv": b"ImageId,PredictionString\n" + name.encode() + b"," + boxes}
 
@@ -560,57 +573,57 @@ def kaggle(boxes: bytes) -> dict[str, bytes]:
 TINY = {"train/a/images/1.png": b"", "train/b/images/1.png": b"", "val/images/2.png": b"", "val/images/3.png": b""}
 
 
-def matlab(tmp_path: Path, arrays: dict[str, np.ndarray], **settings) -> bytes:
-    """A file as MATLAB writes it, by scipy."""
+def write_matlab(tmp_path: Path, arrays: dict[str, np.ndarray], **settings) -> bytes:
+    """Return a MATLAB file that scipy writes."""
     scipy_io = pytest.importorskip("scipy.io")
     scipy_io.savemat(tmp_path / "x.mat", arrays, **settings)
     return (tmp_path / "x.mat").read_bytes()
 
 
-def published(form: str, tmp_path: Path) -> tuple[dict[str, bytes], str, list[tuple[str, str, int]]]:
-    """The files of a published data set, what is said of it, and the split, class and number of each image."""
+def make_published(form: str, tmp_path: Path) -> tuple[dict[str, bytes], str, list[tuple[str, str, int]]]:
+    """Return the files of a published data set, its note, and the split, class and number of each image."""
     match form:
         case "tiny":
-            files = {f"tiny/train/n0{c}/images/n0{c}_{i}.JPEG": png(10 * c + i) for c in (1, 2) for i in (0, 1)}
-            files |= {"tiny/val/images/val_0.JPEG": png(50), "tiny/test/images/test_0.JPEG": png(51)}
+            files = {f"tiny/train/n0{c}/images/n0{c}_{i}.JPEG": make_png(10 * c + i) for c in (1, 2) for i in (0, 1)}
+            files |= {"tiny/val/images/val_0.JPEG": make_png(50), "tiny/test/images/test_0.JPEG": make_png(51)}
             files |= {
                 "tiny/val/val_annotations.txt": b"val_0.JPEG\tn02\t0\t32\t44\t62\n",
                 "tiny/wnids.txt": b"n02\nn01\n",
             }
-            said = "Tiny-ImageNet (its 1 test images have no labels): 4 train, 1 val images of 2 classes"
-            return files, said, [("train", f"n0{c}", 10 * c + i) for c in (1, 2) for i in (0, 1)] + [("val", "n02", 50)]
+            note = "Tiny-ImageNet (its 1 test images have no labels): 4 train, 1 val images of 2 classes"
+            return files, note, [("train", f"n0{c}", 10 * c + i) for c in (1, 2) for i in (0, 1)] + [("val", "n02", 50)]
         case "imagenet":
-            files = {f"set/val/ILSVRC2012_val_0000000{i}.JPEG": png(i) for i in (1, 2, 3)}
+            files = {f"set/val/ILSVRC2012_val_0000000{i}.JPEG": make_png(i) for i in (1, 2, 3)}
             lines = "".join(f"ILSVRC2012_val_0000000{i}.JPEG {65 * i}\n" for i in (3, 1, 2))
-            said = "ImageNet's validation images with val.txt: 3 val images of 3 classes"
-            return files | {"set/val.txt": lines.encode()}, said, [("val", str(65 * i), i) for i in (1, 2, 3)]
+            note = "ImageNet's validation images with val.txt: 3 val images of 3 classes"
+            return files | {"set/val.txt": lines.encode()}, note, [("val", str(65 * i), i) for i in (1, 2, 3)]
         case "imagenet-ids":
-            files = {f"ILSVRC2012_val_0000000{i}.JPEG": png(i) for i in (1, 2)}
-            files[SYNSETS] = synsets("n2", "n1")
-            said = f"ImageNet's validation images with {SYNSETS}: 2 val images of 2 classes"
-            return files, said, [("val", "n2", 1), ("val", "n1", 2)]
+            files = {f"ILSVRC2012_val_0000000{i}.JPEG": make_png(i) for i in (1, 2)}
+            files[SYNSETS] = synset_file("n2", "n1")
+            note = f"ImageNet's validation images with {SYNSETS}: 2 val images of 2 classes"
+            return files, note, [("val", "n2", 1), ("val", "n1", 2)]
         case "imagenet-kaggle":
-            files = {f"val/ILSVRC2012_val_0000000{i}.JPEG": png(i) for i in (1, 2)}
+            files = {f"val/ILSVRC2012_val_0000000{i}.JPEG": make_png(i) for i in (1, 2)}
             files["LOC_val_solution.csv"] = (
                 b"ImageId,PredictionString\nILSVRC2012_val_00000002,n9 1 2 3 4 n9 5 6 7 8 \n"
                 b"ILSVRC2012_val_00000001,n8 1 2 3 4 \n"
             )
-            said = "ImageNet's validation images with LOC_val_solution.csv: 2 val images of 2 classes"
-            return files, said, [("val", "n8", 1), ("val", "n9", 2)]
+            note = "ImageNet's validation images with LOC_val_solution.csv: 2 val images of 2 classes"
+            return files, note, [("val", "n8", 1), ("val", "n9", 2)]
         case "pets":
             names = ["Abyssinian_1", "great_pyrenees_2", "great_pyrenees_10", "Abyssinian_3"]
-            files = {f"oxford-iiit-pet/images/{name}.jpg": png(i) for i, name in enumerate(names)}
+            files = {f"oxford-iiit-pet/images/{name}.jpg": make_png(i) for i, name in enumerate(names)}
             files["oxford-iiit-pet/annotations/trainval.txt"] = b"Abyssinian_1 1 1 1\ngreat_pyrenees_10 2 2 1\n"
             files["oxford-iiit-pet/annotations/test.txt"] = b"great_pyrenees_2 2 2 1\nAbyssinian_3 1 1 1\n"
             truth = [("train", "Abyssinian", 0), ("train", "great_pyrenees", 2)]
             truth += [("test", "great_pyrenees", 1), ("test", "Abyssinian", 3)]
             return files, "Oxford Pets: 2 train, 2 test images of 2 classes", truth
-    files = {f"flowers-102/jpg/image_0000{i}.jpg": png(i) for i in (1, 2, 3, 4)}
-    files["flowers-102/imagelabels.mat"] = matlab(
+    files = {f"flowers-102/jpg/image_0000{i}.jpg": make_png(i) for i in (1, 2, 3, 4)}
+    files["flowers-102/imagelabels.mat"] = write_matlab(
         tmp_path, {"labels": np.array([[77, 5, 77, 5]], np.uint8)}, do_compression=form == "flowers-packed"
     )
     ids = {"trnid": np.array([[3, 4]], np.uint16), "valid": np.array([[1]], np.int32), "tstid": np.array([[2.0]])}
-    files["flowers-102/setid.mat"] = matlab(tmp_path, ids, do_compression=form == "flowers-packed")
+    files["flowers-102/setid.mat"] = write_matlab(tmp_path, ids, do_compression=form == "flowers-packed")
     truth = [("train", "77", 3), ("train", "5", 4), ("val", "77", 1), ("test", "5", 2)]
     return files, "Oxford Flowers: 2 train, 1 val, 1 test images of 2 classes", truth
 
@@ -630,19 +643,19 @@ def published(form: str, tmp_path: Path) -> tuple[dict[str, bytes], str, list[tu
         ("flowers-packed", ".zip"),
     ],
 )
-def test_published_data_sets_are_recognised_by_looking(tmp_path, form, ending):
-    files, said, truth = published(form, tmp_path)
-    data = write_archive(tmp_path / f"set{ending}", files) if ending else write_folder(tmp_path / "here", files)
+def test_published_data_sets_are_recognised(tmp_path, form, ending):
+    files, note, truth = make_published(form, tmp_path)
+    data = write_archive(tmp_path / f"set{ending}", files) if ending else write_folder(tmp_path / "folder", files)
     dataset = open_data(data)
-    assert dataset.notes[-1] == f"read as {said}"
+    assert dataset.notes[-1] == f"read as {note}"
     pixels = Preprocess(resolution=(6, 6), crop_fraction=1.0)
-    assert content_of(data) == [(split, label, pixels.crop(png(i)).tobytes()) for split, label, i in truth]
+    assert read_contents(data) == [(split, label, pixels.crop(make_png(i)).tobytes()) for split, label, i in truth]
     assert not [finding for finding in find_problems(dataset) if finding.kind == "unreadable"]
 
 
-def test_a_thousand_wordnet_ids_are_the_class_numbers_of_imagenet(tmp_path):
+def test_1000_wordnet_ids_become_class_numbers_of_imagenet(tmp_path):
     files = {f"ILSVRC2012_val_{i:08d}.JPEG": b"x" for i in range(1, 1001)}
-    files[SYNSETS] = synsets(*(f"n{9999 - i}" for i in range(1000)))
+    files[SYNSETS] = synset_file(*(f"n{9999 - i}" for i in range(1000)))
     dataset = open_data(write_folder(tmp_path / "val", files))
     assert dataset.labels[dataset.first_split.labels[0]] == "999"
     assert dataset.notes == (
@@ -685,48 +698,64 @@ def test_a_thousand_wordnet_ids_are_the_class_numbers_of_imagenet(tmp_path):
             r"must name images without folders, got '../../../i0.jpg'",
         ),
         (
-            pets(b"a_1 1 1 1\n", b"a_1 1 1 1\n"),
+            pets_files(b"a_1 1 1 1\n", b"a_1 1 1 1\n"),
             r"annotations' must name each image once, got 'a_1' 2 times",
         ),
         (
-            pets(b"a_1 1 1 1 a_2 1 1 1\n", b"b_1 2 1 2\n"),
+            pets_files(b"a_1 1 1 1 a_2 1 1 1\n", b"b_1 2 1 2\n"),
             r"Line 1 of .*trainval.txt' must have 4 words, got 'a_1 1 1 1 a_",
         ),
-        (pets(b"a_1 1 1 1\n#_2 1 1 1\na_3 1 1\n", b"b_1 2 1 2\n"), r"Line 3 of .*trainval.txt' must have 4 words"),
         (
-            pets(b"a_1 1 1 1\n", b"a_2 2 1 2\n"),
+            pets_files(b"a_1 1 1 1\n#_2 1 1 1\na_3 1 1\n", b"b_1 2 1 2\n"),
+            r"Line 3 of .*trainval.txt' must have 4 words",
+        ),
+        (
+            pets_files(b"a_1 1 1 1\n", b"a_2 2 1 2\n"),
             r"test.txt' must have one class number for each breed, got 1 and 2 for a",
         ),
-        (pets(b"a_1 1 1 1\n", b"b_2 1 1 2\n"), r"annotations' must have another class number for each breed"),
-        (pets(b"a_1 1 1 1\n", b"\n"), r"test.txt' has no line"),
         (
-            {"ILSVRC2012_val_00000001.JPEG": b"", "ILSVRC2012_val_00050001.JPEG": b"", SYNSETS: synsets("n2")},
+            pets_files(b"a_1 1 1 1\n", b"b_2 1 1 2\n"),
+            r"annotations' must have another class number for each breed",
+        ),
+        (pets_files(b"a_1 1 1 1\n", b"\n"), r"test.txt' has no line"),
+        (
+            {
+                "ILSVRC2012_val_00000001.JPEG": b"",
+                "ILSVRC2012_val_00050001.JPEG": b"",
+                SYNSETS: synset_file("n2"),
+            },
             r"has no label of ILSVRC2012_val_00050001.JPEG",
         ),
         (
-            {"ILSVRC2012_val_00000002.JPEG": b"", "1.JPEG": b"", SYNSETS: synsets("n2")},
+            {"ILSVRC2012_val_00000002.JPEG": b"", "1.JPEG": b"", SYNSETS: synset_file("n2")},
             r"has no label of 1.JPEG",
         ),
-        ({"ILSVRC2012_val_00000002.JPEG": b"", SYNSETS: synsets("", "n1")[1:]}, r"must have 50,000 lines, got 49,999"),
-        ({"ILSVRC2012_val_00000002.JPEG": b"", SYNSETS: synsets("n1", "n\b2")}, r"must have a WordNet id such as n0"),
+        (
+            {"ILSVRC2012_val_00000002.JPEG": b"", SYNSETS: synset_file("", "n1")[1:]},
+            r"must have 50,000 lines, got 49,999",
+        ),
+        (
+            {"ILSVRC2012_val_00000002.JPEG": b"", SYNSETS: synset_file("n1", "n\b2")},
+            r"must have a WordNet id such as n0",
+        ),
         (
             {"ILSVRC2012_val_1.JPEG": b"", "val.txt": b"ILSVRC2012_val_1.JPEG 6S\n"},
             r"must have a number below 1,000 .*'6S'",
         ),
         ({"ILSVRC2012_val_1.JPEG": b"", "val.txt": b"ILSVRC2012_val_1.JPEG 6 5\n"}, r"must have 2 words"),
-        (kaggle(b"n9 1 2 3\n"), r"must have an image, and boxes of one class, in each line"),
-        (kaggle(b"n9 1 2 3 4 n8 5 6 7 8\n"), r"must have an image, and boxes of one class, in each line"),
+        (kaggle_files(b"n9 1 2 3\n"), r"must have an image, and boxes of one class, in each line"),
+        (kaggle_files(b"n9 1 2 3 4 n8 5 6 7 8\n"), r"must have an image, and boxes of one class, in each line"),
     ],
 )
-def test_a_published_set_that_is_incomplete_is_one_line(tmp_path, files, reason):
+def test_incomplete_published_data_set_gives_one_line_error(tmp_path, files, reason):
     with pytest.raises(VitrailError, match=reason) as caught:
         open_data(write_folder(tmp_path / "set", files))
     assert "\n" not in str(caught.value)
 
 
-def test_some_of_imagenets_images_have_the_lines_of_their_numbers(tmp_path):
+def test_part_of_imagenet_validation_is_labelled_by_image_number(tmp_path):
     files = {f"ILSVRC2012_val_0000000{i}.JPEG": b"x" for i in (2, 4)}
-    dataset = open_data(write_folder(tmp_path / "val", {**files, SYNSETS: synsets("n1", "n2", "n3", "n4")}))
+    dataset = open_data(write_folder(tmp_path / "val", {**files, SYNSETS: synset_file("n1", "n2", "n3", "n4")}))
     assert [dataset.labels[label] for label in dataset.first_split.labels] == ["n2", "n4"]
 
 
@@ -743,63 +772,65 @@ def test_some_of_imagenets_images_have_the_lines_of_their_numbers(tmp_path):
         ([1, 2, 3], {"tstid": [1]}, r"setid.mat' must name each image once, got '1' 2 times"),
     ],
 )
-def test_flowers_that_contradict_themselves_are_one_line(tmp_path, labels, ids, reason):
-    known = {"trnid": [1], "valid": [2], "tstid": [3]} | ids
+def test_inconsistent_oxford_flowers_give_one_line_error(tmp_path, labels, ids, reason):
+    split_ids = {"trnid": [1], "valid": [2], "tstid": [3]} | ids
     files = {f"jpg/image_0000{i}.jpg": b"" for i in (1, 2, 3)}
-    files["imagelabels.mat"] = matlab(tmp_path, {"labels": np.array(labels)})
-    files["setid.mat"] = matlab(tmp_path, {key: np.array(value) for key, value in known.items()})
+    files["imagelabels.mat"] = write_matlab(tmp_path, {"labels": np.array(labels)})
+    files["setid.mat"] = write_matlab(tmp_path, {key: np.array(value) for key, value in split_ids.items()})
     with pytest.raises(CorruptFileError, match=reason):
         open_data(write_folder(tmp_path / "set", files))
 
 
-def test_matlab_files_of_two_arrays_of_a_name_and_bombs_are_refused(tmp_path):
-    one = matlab(tmp_path, {"labels": np.arange(4)})
+def test_matlab_file_with_duplicate_names_or_bombs_is_rejected(tmp_path):
+    content = write_matlab(tmp_path, {"labels": np.arange(4)})
     with pytest.raises(CorruptFileError, match=r"x.mat' must have one array of each name"):
-        read_matlab(one + one[128:], "x.mat")
-    for inside in (bytes(2**24 + 8), bytes(8 * 1001)):
-        packed = zlib.compress(inside)
+        read_matlab(content + content[128:], "x.mat")
+    for unpacked in (bytes(2**24 + 8), bytes(8 * 1001)):
+        packed = zlib.compress(unpacked)
         with pytest.raises(CorruptFileError, match=r"cannot be read as a MATLAB 5 file \(ValueError\)"):
-            read_matlab(one[:128] + struct.pack("<II", 15, len(packed)) + packed, "x.mat")
-    large = matlab(tmp_path, {"large": np.zeros(2**23, np.uint8)}, do_compression=True)
-    assert read_matlab(one + large[128:], "x.mat").keys() == {"labels", "large"}
+            read_matlab(content[:128] + struct.pack("<II", 15, len(packed)) + packed, "x.mat")
+    large = write_matlab(tmp_path, {"large": np.zeros(2**23, np.uint8)}, do_compression=True)
+    assert read_matlab(content + large[128:], "x.mat").keys() == {"labels", "large"}
     with pytest.raises(CorruptFileError, match=r"\(ValueError\)"):
-        read_matlab(one + large[128:] * 2, "x.mat")
+        read_matlab(content + large[128:] * 2, "x.mat")
 
 
-@pytest.mark.parametrize("how", ["cut", "checksum", "shape", "characters", "small", "version"])
-def test_matlab_files_that_are_not_whole_are_refused(tmp_path, how):
-    """A packed array that ends too early or differs from its checksum, and sizes that are not those of the numbers."""
-    whole = matlab(tmp_path, {"labels": np.arange(40, dtype=np.uint8)[None]}, do_compression=how in ("cut", "checksum"))
-    if how in ("cut", "checksum"):
-        packed = whole[136:-1] if how == "cut" else whole[136:-1] + bytes([whole[-1] ^ 1])
-        whole = whole[:128] + struct.pack("<II", 15, len(packed)) + packed
-    if how == "shape":
-        whole = whole.replace(struct.pack("<ii", 1, 40), struct.pack("<ii", 1, 41))
-    if how == "characters":
-        whole = matlab(tmp_path, {"labels": "a text"})
-        assert read_matlab(whole, "x.mat") == {}
+@pytest.mark.parametrize("defect", ["truncated", "checksum", "shape", "characters", "small", "version"])
+def test_corrupt_matlab_file_is_rejected(tmp_path, defect):
+    """A packed array is truncated or differs from its checksum, or a stated size is not that of the numbers."""
+    content = write_matlab(
+        tmp_path, {"labels": np.arange(40, dtype=np.uint8)[None]}, do_compression=defect in ("truncated", "checksum")
+    )
+    if defect in ("truncated", "checksum"):
+        packed = content[136:-1] if defect == "truncated" else content[136:-1] + bytes([content[-1] ^ 1])
+        content = content[:128] + struct.pack("<II", 15, len(packed)) + packed
+    if defect == "shape":
+        content = content.replace(struct.pack("<ii", 1, 40), struct.pack("<ii", 1, 41))
+    if defect == "characters":
+        content = write_matlab(tmp_path, {"labels": "a text"})
+        assert read_matlab(content, "x.mat") == {}
         return
-    if how == "small":  # a tag that states more than its four bytes
-        whole = matlab(tmp_path, {"labels": np.arange(4, dtype=np.uint8)[None]})
-        whole = whole.replace(struct.pack("<HH", 2, 4), struct.pack("<HH", 2, 8))
-        whole = whole.replace(struct.pack("<ii", 1, 4), struct.pack("<ii", 1, 8))
-    if how == "version":
-        whole = whole[:124] + b"\0\2" + whole[126:]
+    if defect == "small":  # a tag that states more than its four bytes
+        content = write_matlab(tmp_path, {"labels": np.arange(4, dtype=np.uint8)[None]})
+        content = content.replace(struct.pack("<HH", 2, 4), struct.pack("<HH", 2, 8))
+        content = content.replace(struct.pack("<ii", 1, 4), struct.pack("<ii", 1, 8))
+    if defect == "version":
+        content = content[:124] + b"\0\2" + content[126:]
     with pytest.raises(CorruptFileError, match=r"cannot be read as a MATLAB 5 file"):
-        read_matlab(whole, "x.mat")
+        read_matlab(content, "x.mat")
 
 
-def test_matlab_files_with_bytes_changed_are_refused_or_numbers(tmp_path):
-    chance = random.Random(3)
-    whole = matlab(tmp_path, {"labels": np.arange(40)}, do_compression=True)
+def test_mutated_matlab_files_are_rejected_or_read_as_numbers(tmp_path):
+    rng = random.Random(3)
+    content = write_matlab(tmp_path, {"labels": np.arange(40)}, do_compression=True)
     for _ in range(200):
-        mutated = bytearray(whole)
-        mutated[chance.randrange(120, len(mutated))] = chance.randrange(256)
+        mutated = bytearray(content)
+        mutated[rng.randrange(120, len(mutated))] = rng.randrange(256)
         with contextlib.suppress(CorruptFileError):
             assert all(array.dtype.kind in "iuf" for array in read_matlab(bytes(mutated), "x.mat").values())
 
 
-def test_torchvisions_folder_of_mnist(tmp_path):
+def test_mnist_is_read_from_folder_of_torchvision(tmp_path):
     raw = tmp_path / "MNIST" / "raw"
     header = bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 1])
     files = {
@@ -807,4 +838,4 @@ def test_torchvisions_folder_of_mnist(tmp_path):
         "train-labels-idx1-ubyte": bytes([0, 0, 8, 1, 0, 0, 0, 2, 0, 1]),
     }
     write_folder(raw, files)
-    assert [len(open_data(place).first_split) for place in (tmp_path, tmp_path / "MNIST", raw)] == [2, 2, 2]
+    assert [len(open_data(folder).first_split) for folder in (tmp_path, tmp_path / "MNIST", raw)] == [2, 2, 2]

@@ -1,5 +1,4 @@
-"""Data with bits flipped, bytes changed, parts cut out, repeated or moved: refused in one line, or read. Formats with a
-reader in another library are read as that reader reads the changed file."""
+"""Mutated data sets are rejected with a one-line error or read as the reader of another library reads them."""
 
 import gzip
 import os
@@ -17,10 +16,10 @@ from tests.data.sources.test_archives import (
     PHOTOS,
     SYNSETS,
     cifar_files,
-    matlab,
-    png,
-    synsets,
+    make_png,
+    synset_file,
     write_folder,
+    write_matlab,
     write_tar,
     write_zip,
 )
@@ -29,68 +28,69 @@ from vitrail.data.decode import read_file
 from vitrail.data.sources.registry import open_data
 
 
-def mutate(whole: bytes, chance: random.Random) -> bytes:
-    content, at = bytearray(whole), chance.randrange(len(whole))
-    other, size = chance.randrange(len(whole)), chance.choice([1, 2, 4, 8, 16, 64, 512, 1024])
-    match chance.choice(["bit", "bit", "bit", "byte", "byte", "cut", "repeat", "leave out", "move", "zero", "insert"]):
+def mutate(intact: bytes, rng: random.Random) -> bytes:
+    """Return the bytes with a random mutation."""
+    content, start = bytearray(intact), rng.randrange(len(intact))
+    other, size = rng.randrange(len(intact)), rng.choice([1, 2, 4, 8, 16, 64, 512, 1024])
+    match rng.choice(["bit", "bit", "bit", "byte", "byte", "cut", "repeat", "leave out", "move", "zero", "insert"]):
         case "bit":
-            content[at] ^= 1 << chance.randrange(8)
+            content[start] ^= 1 << rng.randrange(8)
         case "byte":
-            content[at] = chance.randrange(256)
+            content[start] = rng.randrange(256)
         case "cut":
-            del content[at:]
+            del content[start:]
         case "repeat":
-            content[at:at] = content[at : at + size]
+            content[start:start] = content[start : start + size]
         case "leave out":
-            del content[at : at + size]
+            del content[start : start + size]
         case "move":
-            content[at : at + size] = content[other : other + size]
+            content[start : start + size] = content[other : other + size]
         case "zero":
-            content[at : at + size] = bytes(len(content[at : at + size]))
+            content[start : start + size] = bytes(len(content[start : start + size]))
         case "insert":
-            content[at:at] = chance.randbytes(min(size, 8))
+            content[start:start] = rng.randbytes(min(size, 8))
     return bytes(content)
 
 
 def read_ours(data: Path) -> list[tuple[str, object, bytes]]:
-    """Split, class (or classes) and content of every image."""
+    """Return the split, class (or classes) and content of every image, sorted."""
     dataset = open_data(data)
-    found = []
+    contents = []
     for split in dataset.splits.values():
         for image, label in zip(split.images, split.labels, strict=True):
             name = dataset.labels[label] if label.ndim == 0 else tuple(np.array(dataset.labels)[label > 0].tolist())
             content = image.tobytes() if split.in_memory is not None else read_file(image)
-            found.append((split.name, name, content))
-    return sorted(found, key=repr)
+            contents.append((split.name, name, content))
+    return sorted(contents, key=repr)
 
 
-def of_folders(files: dict[str, bytes]):
-    """The images of archives of class folders, by their paths."""
+def split_paths(files: dict[str, bytes]):
+    """Return the split, class and content of images in class folders, from their paths."""
     assert all(len(name.split("/")) == 4 and name.endswith(".png") for name in files)
     return [(*name.split("/")[1:3], content) for name, content in files.items()]
 
 
 def make_zip(tmp_path):
-    def theirs():
+    def read_theirs():
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if re.fullmatch(r"[^/]+/[^/]+/[^/]+/[^/]+\.png", name)]
-            return of_folders({name: archive.read(name) for name in names})
+            return split_paths({name: archive.read(name) for name in names})
 
     path = write_zip(tmp_path / "a.zip", PHOTOS)
-    return path, path, theirs
+    return path, path, read_theirs
 
 
 def make_tar_gz(tmp_path):
-    def theirs():
+    def read_theirs():
         with tarfile.open(path) as archive:
-            return of_folders({one.name: archive.extractfile(one).read() for one in archive})
+            return split_paths({info.name: archive.extractfile(info).read() for info in archive})
 
     path = write_tar(tmp_path / "a.tar.gz", PHOTOS, "w:gz")
-    return path, path, theirs
+    return path, path, read_theirs
 
 
 def make_npz(tmp_path):
-    def theirs():
+    def read_theirs():
         with zipfile.ZipFile(path) as archive:
             assert archive.testzip() is None
         with np.load(path) as arrays:
@@ -113,7 +113,7 @@ def make_npz(tmp_path):
         test_labels=labels[6:],
         classes=names,
     )
-    return path, path, theirs
+    return path, path, read_theirs
 
 
 def make_idx(tmp_path):
@@ -123,7 +123,7 @@ def make_idx(tmp_path):
         shape = struct.unpack(f">{content[3]}I", content[4 : 4 + 4 * content[3]])
         return np.frombuffer(content[4 + 4 * content[3] :], np.uint8).reshape(shape)
 
-    def theirs():
+    def read_theirs():
         pairs = zip(read("train-images-idx3-ubyte"), read("train-labels-idx1-ubyte"), strict=True)
         return [("train", str(label), image.tobytes()) for image, label in pairs]
 
@@ -131,11 +131,11 @@ def make_idx(tmp_path):
     for name, array in (("train-images-idx3-ubyte", pixels), ("train-labels-idx1-ubyte", labels)):
         header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress(header + array.tobytes()))
-    return tmp_path, tmp_path / "train-images-idx3-ubyte.gz", theirs
+    return tmp_path, tmp_path / "train-images-idx3-ubyte.gz", read_theirs
 
 
 def make_csv(tmp_path):
-    write_folder(tmp_path, {f"i{number}.png": png(number) for number in range(8)})
+    write_folder(tmp_path, {f"i{number}.png": make_png(number) for number in range(8)})
     lines = [f"i{number}.png,{('cat;dog', 'dog', 'emu;cat')[number % 3]},train\n" for number in range(8)]
     path = tmp_path / "a.csv"
     path.write_text("file,labels,split\n" + "".join(lines))
@@ -151,37 +151,37 @@ def make_cifar(tmp_path):
 def make_pets(tmp_path):
     names = [f"{breed}_{number}" for breed in ("cat", "dog", "pug") for number in range(3)]
     numbered = [f"{name} {number // 3 + 1} 1 1\n" for number, name in enumerate(names)]
-    files = {f"images/{name}.jpg": png(number) for number, name in enumerate(names)}
+    files = {f"images/{name}.jpg": make_png(number) for number, name in enumerate(names)}
     files["annotations/trainval.txt"] = "".join(numbered[::2]).encode()
     files["annotations/test.txt"] = "".join(numbered[1::2]).encode()
     return write_folder(tmp_path, files), tmp_path / "annotations/trainval.txt"
 
 
 def make_synsets(tmp_path):
-    files = {f"ILSVRC2012_val_{number:08d}.JPEG": png(number) for number in range(1, 6)}
-    files[SYNSETS] = synsets("n11", "n12", "n13", "n11", "n14")
+    files = {f"ILSVRC2012_val_{number:08d}.JPEG": make_png(number) for number in range(1, 6)}
+    files[SYNSETS] = synset_file("n11", "n12", "n13", "n11", "n14")
     return write_folder(tmp_path, files), tmp_path / SYNSETS
 
 
 def make_flowers(tmp_path):
     ids = {"trnid": np.array([3, 4, 5]), "valid": np.array([1, 2]), "tstid": np.array([6, 7, 8, 9])}
-    whole = matlab(tmp_path, {"labels": np.arange(51, 60, dtype=np.uint8)[None]})
-    files = {f"jpg/image_{number:05d}.jpg": png(number) for number in range(1, 10)}
-    files |= {"imagelabels.mat": whole, "setid.mat": matlab(tmp_path, ids)}
+    labels_file = write_matlab(tmp_path, {"labels": np.arange(51, 60, dtype=np.uint8)[None]})
+    files = {f"jpg/image_{number:05d}.jpg": make_png(number) for number in range(1, 10)}
+    files |= {"imagelabels.mat": labels_file, "setid.mat": write_matlab(tmp_path, ids)}
     path = tmp_path / "set" / "imagelabels.mat"
     return write_folder(tmp_path / "set", files), path
 
 
 WITH_READER = [make_zip, make_tar_gz, make_npz, make_idx]
-WITHOUT = [make_csv, make_cifar, make_pets, make_synsets, make_flowers]
+WITHOUT_READER = [make_csv, make_cifar, make_pets, make_synsets, make_flowers]
 COUNTS = [40, pytest.param(1000, marks=pytest.mark.slow)]
 
 
-def damaged(data: Path, path: Path, count: int, seed: str):
-    """Damage a file many times, and yield the images that we read each time, or the error."""
-    whole, chance = path.read_bytes(), random.Random(seed)
+def read_mutations(data: Path, path: Path, count: int, seed: str):
+    """Mutate a file `count` times, and yield each time the images that we read or the error message."""
+    intact, rng = path.read_bytes(), random.Random(seed)
     for number in range(count):
-        path.write_bytes(mutate(whole, chance))
+        path.write_bytes(mutate(intact, rng))
         os.utime(path, (number, number))
         try:
             yield read_ours(data)
@@ -198,24 +198,24 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("make", WITH_READER)
-def test_damaged_data_is_refused_or_read_as_others_read_it(make, count, folder):
+def test_mutated_data_are_rejected_or_read_as_by_other_library(make, count, folder):
     data, path, read_theirs = make(folder)
     original = read_ours(data)
     assert original == sorted(read_theirs(), key=repr)
-    refused = 0
-    for ours in damaged(data, path, count, f"{make.__name__} {count}"):
+    rejected = 0
+    for ours in read_mutations(data, path, count, f"{make.__name__} {count}"):
         if isinstance(ours, str):
-            refused += 1
+            rejected += 1
             assert "\n" not in ours
         else:
             assert ours == original or ours == sorted(read_theirs(), key=repr)
-    assert refused > count / 3
+    assert rejected > count / 3
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("make", WITHOUT)
-def test_damaged_lists_of_labels_are_refused_in_one_line_or_read(make, count, folder):
+@pytest.mark.parametrize("make", WITHOUT_READER)
+def test_mutated_label_lists_are_read_or_rejected_in_one_line(make, count, folder):
     data, path = make(folder)
-    errors = [ours for ours in damaged(data, path, count, f"{make.__name__} {count}") if isinstance(ours, str)]
+    errors = [ours for ours in read_mutations(data, path, count, f"{make.__name__} {count}") if isinstance(ours, str)]
     assert len(errors) > count / 3
     assert not any("\n" in error for error in errors)

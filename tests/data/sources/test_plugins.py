@@ -1,4 +1,4 @@
-"""A source of data is one class and one line: it recognises, opens and describes itself."""
+"""Data sources: which source opens which DATA, their descriptions in the help, and added sources."""
 
 import re
 import struct
@@ -16,8 +16,8 @@ from vitrail.data.sources.registry import SOURCES, all_sources, describe_sources
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A folder with one of each: listing reads no image, so these hold none."""
+def data_folder(tmp_path, monkeypatch):
+    """The working folder, with data of several forms. Image files are not valid: listing does not read them."""
     monkeypatch.chdir(tmp_path)
     for name in ("photos/train/cat/1.png", "photos/train/dog/2.png", "photos/val/cat/3.png", "flat/b/1.jpg"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-# Runs that were begun with earlier versions go on only if the fingerprint of their data is what it was then.
+# Runs of earlier versions can only be resumed if the fingerprint of their data is unchanged.
 @pytest.mark.parametrize(
     ("data", "source", "fingerprint"),
     [
@@ -46,33 +46,33 @@ def place(tmp_path, monkeypatch):
         ("fashion-40", "Fashion40", "068cc26cca949486"),
     ],
 )
-def test_each_source_opens_its_own_kind_as_ever(place, data, source, fingerprint):
-    assert next(type(one).__name__ for one in all_sources() if one.recognises(data)) == source
+def test_each_form_of_data_is_opened_by_its_source_with_unchanged_fingerprint(data_folder, data, source, fingerprint):
+    assert next(type(candidate).__name__ for candidate in all_sources() if candidate.recognises(data)) == source
     assert open_data(data).fingerprint()[:16] == fingerprint
     if source not in ("Digits", "Fashion40"):
-        assert open_data(place / data).fingerprint()[:16] == fingerprint
+        assert open_data(data_folder / data).fingerprint()[:16] == fingerprint
 
 
-def test_a_data_set_is_taken_as_it_is():
+def test_open_data_returns_a_dataset_unchanged():
     data = open_data("digits")
     assert open_data(data) is data
 
 
-def test_help_and_error_are_made_of_the_descriptions(call):
+def test_help_and_error_contain_descriptions_of_sources(call):
     for command in ("doctor", "train", "finetune", "evaluate"):
-        words = re.sub(r"[\s│]+", " ", call(command, "--help").stdout)
-        assert f"DATA Images with labels: {describe_sources()}." in words
-    refused = call("doctor", "digit")
-    assert refused.returncode == 2
-    assert refused.stderr == (
+        help_text = re.sub(r"[\s│]+", " ", call(command, "--help").stdout)
+        assert f"DATA Images with labels: {describe_sources()}." in help_text
+    result = call("doctor", "digit")
+    assert result.returncode == 2
+    assert result.stderr == (
         "vitrail: Data must be a file or folder that exists, or a built-in data set (digits, fashion-40,"
         " fashion-mnist), got 'digit'. Did you mean 'digits'?\n"
     )
     assert describe_sources() == (
         "a folder of class folders (perhaps in train, val, test), Oxford Flowers, Oxford Pets, ImageNet's validation"
         " images with their list of labels, Tiny-ImageNet, CIFAR-10 or CIFAR-100 as distributed, a .zip, .tar or"
-        " .tar.gz of such a folder, a folder of idx files, a .npz file of images and labels, a .csv file of image files"
-        " and labels, digits, fashion-40 or fashion-mnist"
+        " .tar.gz of one of these folders, a folder of idx files, a .npz file of images and labels, a .csv file of image"
+        " files and labels, digits, fashion-40 or fashion-mnist"
     )
 
 
@@ -91,7 +91,7 @@ class StripesInMemory(Source):
         return dataset_from_arrays({"images": images, "labels": np.arange(count) % 2}, str(data))
 
 
-def test_a_new_source_is_one_class_and_one_line(call, monkeypatch):
+def test_registered_source_opens_data_and_is_suggested(call, monkeypatch):
     with pytest.raises(UsageError, match=r"^Data must be a file or folder that exists, .*, got 'stripes:5'"):
         open_data("stripes:5")
     monkeypatch.setattr(
@@ -103,12 +103,12 @@ def test_a_new_source_is_one_class_and_one_line(call, monkeypatch):
     assert call("doctor", "stripes:6").stdout.split()[:6] == ["data", "stripes:6", "images", "6", "all", "classes"]
 
 
-def test_images_that_are_not_sorted_are_data_without_classes(place):
+def test_open_images_accepts_folder_without_class_folders(data_folder):
     for name in ("loose/b.png", "loose/a.jpg", "loose/notes/read.me", "mixed/a.png", "mixed/cat/b.png"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
-    found = open_images("loose")
-    assert (found.labels, found.first_split.images) == ((), ["loose/a.jpg", "loose/b.png"])
+    loose = open_images("loose")
+    assert (loose.labels, loose.first_split.images) == ((), ["loose/a.jpg", "loose/b.png"])
     assert sample_images("mixed", 9) == ["mixed/a.png", "mixed/cat/b.png"]
     mixed = open_images("mixed")
     assert (mixed.labels, mixed.first_split.images) == (("cat",), ["mixed/cat/b.png"])
@@ -118,8 +118,8 @@ def test_images_that_are_not_sorted_are_data_without_classes(place):
         open_images("empty")
 
 
-def test_images_whose_labels_are_known_keep_them(place):
-    """A folder that some source knows is not unsorted, though all of its images lie side by side."""
+def test_open_images_keeps_labels_of_recognised_data(data_folder):
+    """A folder that another source recognises keeps its labels, even if all of its images are in one folder."""
     Path("idx/preview.png").touch()
     Path("val").mkdir()
     for number in (1, 2):

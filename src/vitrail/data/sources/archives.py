@@ -257,7 +257,7 @@ class ArchiveFile(Source):
     Outer folders that contain only one folder are skipped.
     """
 
-    description = "a .zip, .tar or .tar.gz of such a folder"
+    description = "a .zip, .tar or .tar.gz of one of these folders"
 
     def recognises(self, data: str | Path) -> bool:
         return any(is_file(data, ending) for ending in (".zip", ".tar", ".tar.gz", ".tgz"))
