@@ -1,4 +1,4 @@
-"""The bundle: what goes in comes out, and nothing damaged comes out."""
+"""Bundles: saving and loading are exact, corrupt bundles are refused, writes are atomic."""
 
 import dataclasses
 import json
@@ -82,7 +82,7 @@ def test_a_loaded_bundle_can_be_trained_and_moved(tmp_path):
 
 
 def test_a_bundle_without_a_head_of_version_0_1_is_still_one():
-    """It was written with one class and a head of zeros."""
+    """Version 0.1 wrote it with one class and a head of zeros."""
     bundle = vitrail.load(FIXTURES / "bundle-without-head")
     assert (bundle.model.config.classes, bundle.model.config.predicts) == (0, "features")
     features = bundle.model(torch.linspace(-1, 1, 192).reshape(1, 3, 8, 8))
@@ -102,7 +102,7 @@ def test_the_fixture_of_format_1_loads_for_ever():
 
 
 def test_loading_does_not_import_torchs_compiler():
-    """It costs more than a second, and `vitrail predict` starts with a load."""
+    """The import takes more than a second, and `vitrail predict` begins by loading a bundle."""
     script = "import sys, vitrail; vitrail.load(sys.argv[1]); sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script, FIXTURE], check=False).returncode == 0
 
@@ -113,8 +113,8 @@ def copy(tmp_path):
     return tmp_path / "copy"
 
 
-def refusal(path):
-    """The one line with which the bundle at `path` is refused."""
+def load_error(path):
+    """Load a corrupt bundle, and return its error message, which must be one line."""
     with pytest.raises(VitrailError) as caught:
         vitrail.load(path)
     assert "\n" not in str(caught.value)
@@ -122,42 +122,43 @@ def refusal(path):
     return str(caught.value)
 
 
-# Every byte and every bit in `make test-all`, a sample of them here.
-thoroughness = pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.slow)])
+# `make test-all` tests every byte and every bit, other runs a sample.
+sampled = pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.slow)])
 
 
-@thoroughness
+@sampled
 def test_truncation_of_any_file_at_any_byte_is_detected(copy, step):
     for file in sorted(copy.iterdir()):
-        whole = file.read_bytes()
-        for length in range(0, len(whole), step):
-            file.write_bytes(whole[:length])
-            assert file.name in refusal(copy)
-        file.write_bytes(whole)
+        content = file.read_bytes()
+        for length in range(0, len(content), step):
+            file.write_bytes(content[:length])
+            assert file.name in load_error(copy)
+        file.write_bytes(content)
     assert vitrail.load(copy).labels
 
 
-@thoroughness
+@sampled
 def test_a_flipped_bit_in_any_file_is_detected(copy, step):
     for file in sorted(copy.iterdir()):
-        whole = file.read_bytes()
-        for bit in range(0, 8 * len(whole), 3 * step):
-            flipped = bytearray(whole)
+        content = file.read_bytes()
+        for bit in range(0, 8 * len(content), 3 * step):
+            flipped = bytearray(content)
             flipped[bit // 8] ^= 1 << bit % 8
             file.write_bytes(flipped)
-            refusal(copy)
-        file.write_bytes(whole)
+            load_error(copy)
+        file.write_bytes(content)
     assert vitrail.load(copy).labels
 
 
 def rewrite(folder, name, change):
-    """Edit a JSON file and mend the manifest, as a person with an editor and a script would."""
+    """Edit a JSON file of a bundle and update the manifest."""
     document = change(json.loads((folder / name).read_text()))
     write_json(folder / name, document)
     remake_manifest(folder)
 
 
 def remake_manifest(folder):
+    """Write the manifest of a bundle anew, with the checksums of its current files."""
     from vitrail.core.files import _write_manifest
 
     (folder / MANIFEST).unlink()
@@ -167,7 +168,7 @@ def remake_manifest(folder):
 @pytest.mark.parametrize("name", sorted(path.name for path in FIXTURE.iterdir()))
 def test_a_missing_file_is_named(copy, name):
     (copy / name).unlink()
-    assert name in refusal(copy)
+    assert name in load_error(copy)
 
 
 def test_missing_extra_and_misshapen_tensors_are_named(copy):
@@ -179,7 +180,7 @@ def test_missing_extra_and_misshapen_tensors_are_named(copy):
     del tensors["cls_token"]
     save_file(tensors, path)
     remake_manifest(copy)
-    message = refusal(copy)
+    message = load_error(copy)
     assert "cls_token is missing" in message
     assert "extra is unknown" in message
     assert "norm.bias has numbers of type torch.int64 instead of torch.float32" in message
@@ -188,13 +189,13 @@ def test_missing_extra_and_misshapen_tensors_are_named(copy):
 
 def test_a_newer_format_and_an_unknown_family_are_refused(copy):
     rewrite(copy, "config.json", lambda fields: {**fields, "format": 3})
-    assert "has format 3; this vitrail reads up to 2. Upgrade vitrail." in refusal(copy)
+    assert "has format 3; this vitrail reads up to 2. Upgrade vitrail." in load_error(copy)
     rewrite(copy, "config.json", lambda fields: {**fields, "format": 1, "family": "perceiver"})
-    assert "Family must be one of vit, hybrid, resnet, mixer, lstm, igpt, mlp, got 'perceiver'" in refusal(copy)
+    assert "Family must be one of vit, hybrid, resnet, mixer, lstm, igpt, mlp, got 'perceiver'" in load_error(copy)
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "words"),
+    ("name", "change", "message"),
     [
         ("config.json", lambda fields: {**fields, "heads": 3}, "Width must be a multiple of heads"),
         ("config.json", lambda fields: {**fields, "colour": 3}, "unknown fields: colour"),
@@ -209,13 +210,13 @@ def test_a_newer_format_and_an_unknown_family_are_refused(copy):
         ("preprocess.json", lambda fields: {**fields, "resolution": [9, 9]}, "must give the model's resolution"),
     ],
 )
-def test_consistent_nonsense_is_refused(copy, name, change, words):
+def test_consistent_nonsense_is_refused(copy, name, change, message):
     rewrite(copy, name, change)
-    assert words in refusal(copy)
+    assert message in load_error(copy)
 
 
-# A small bundle that asks for a large grid, just below what tables may take.
-LARGE = [
+# Settings of a small bundle with a large grid, just below the limit for tables.
+LARGE_GRIDS = [
     {"resolution": [178, 178], "position": "relative", "position_at": "every", "wrap": True},
     {"resolution": [300, 300], "attention": "local"},
     {"resolution": [300, 300], "attention": "strided"},
@@ -224,10 +225,10 @@ LARGE = [
 
 
 def test_a_small_bundle_that_asks_for_a_large_grid_takes_no_memory(copy):
-    """Its header is compared with the shapes that follow from its configuration before any table is made."""
+    """Its header is compared with the shapes of its configuration before any table is allocated."""
     plain = json.loads((copy / "config.json").read_text())
     folders = []
-    for number, changes in enumerate(LARGE):
+    for number, changes in enumerate(LARGE_GRIDS):
         folders.append(copy.parent / str(number))
         shutil.copytree(copy, folders[-1])
         rewrite(folders[-1], "config.json", lambda fields, changes=changes: {**plain, **changes})
@@ -260,13 +261,13 @@ def test_a_small_bundle_that_asks_for_a_large_grid_takes_no_memory(copy):
 def test_paths_that_are_no_bundles(tmp_path):
     (tmp_path / "file").write_text("hello")
     (tmp_path / "empty").mkdir()
-    for name, words in (("nowhere", "that exists"), ("file", "got the file"), ("empty", f"without {MANIFEST}")):
-        with pytest.raises(UsageError, match=words):
+    for name, message in (("nowhere", "that exists"), ("file", "got the file"), ("empty", f"without {MANIFEST}")):
+        with pytest.raises(UsageError, match=message):
             vitrail.load(tmp_path / name)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"labels": ("a", "b")}, "one for each of the model's 3 classes, got 2"),
         ({"labels": ("a", "b", "a")}, "must differ from each other, got 'a' twice"),
@@ -275,12 +276,12 @@ def test_paths_that_are_no_bundles(tmp_path):
         ({"preprocess": GREY_8.replace(mean=(0.5,) * 3, std=(0.5,) * 3)}, "must give the model's 1 channels, got 3"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(changes, words):
-    with pytest.raises(UsageError, match=words):
+def test_parts_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
         vitrail.Bundle(**{"model": tiny(), "preprocess": GREY_8, **changes})
 
 
-# A write is whole or absent
+# Atomic writes
 
 
 def test_an_existing_output_is_refused_and_replaced_only_by_force(tmp_path):
@@ -302,7 +303,7 @@ def test_a_failing_write_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_is_no_longer_its_configuration_is_refused_before_anything_is_written(tmp_path):
+def test_a_model_that_is_no_longer_its_configuration_is_refused_before_anything_is_save_and_load(tmp_path):
     bundle = make()
     bundle.model.norm = torch.nn.LayerNorm(5)
     with pytest.raises(UsageError, match=r"norm\.bias has shape \(5,\) instead of \(16,\)"):
@@ -319,13 +320,13 @@ HEADS = [
 ]
 
 
-@pytest.mark.parametrize(("head", "words"), HEADS, ids=lambda value: str(value)[:30])
-def test_a_head_that_does_not_fit_is_refused_before_anything_is_written(tmp_path, head, words):
+@pytest.mark.parametrize(("head", "message"), HEADS, ids=lambda value: str(value)[:30])
+def test_a_head_that_does_not_fit_is_refused_before_anything_is_save_and_load(tmp_path, head, message):
     bundle = make()
     bundle.model.head = head
     with pytest.raises(UsageError) as caught:
         vitrail.save(bundle, tmp_path / "one")
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -393,27 +394,27 @@ def scored(tmp_path):
 
 
 def test_scores_stay_with_the_weights_they_were_measured_on(tmp_path, scored):
-    def written(bundle):
+    def save_and_load(bundle):
         vitrail.save(bundle, tmp_path / "new", force=True)
         return vitrail.load(tmp_path / "new")
 
-    assert written(scored).provenance == scored.provenance
+    assert save_and_load(scored).provenance == scored.provenance
     assert list(scored.provenance) == ["seed", "scores", "proofs"]
     assert "- scores:\n  - accuracy: 0.9\n- proofs:\n" in (tmp_path / "new" / "README.md").read_text()
-    # Another model, in words of the documentation.
-    other = tiny(classes=2, resize_rule="timm")
-    replaced = dataclasses.replace(scored, model=other, labels=("yes", "no"))
-    assert replaced.provenance == written(replaced).provenance == {"seed": 1}
-    assert replaced.preprocess == scored.preprocess == written(replaced).preprocess
-    assert written(replaced).model.config.resize_rule == "timm"
-    # Scores that are given together with it are its own.
-    own = {**scored.provenance, "scores": {"accuracy": 0.5}}
-    judged = dataclasses.replace(scored, model=other, labels=None, provenance=own)
-    assert written(judged).provenance == {"seed": 1, "scores": {"accuracy": 0.5}}
+    # Another model, replaced as in the documentation.
+    other_model = tiny(classes=2, resize_rule="timm")
+    replaced = dataclasses.replace(scored, model=other_model, labels=("yes", "no"))
+    assert replaced.provenance == save_and_load(replaced).provenance == {"seed": 1}
+    assert replaced.preprocess == scored.preprocess == save_and_load(replaced).preprocess
+    assert save_and_load(replaced).model.config.resize_rule == "timm"
+    # New scores that are passed with another model are kept.
+    new_provenance = {**scored.provenance, "scores": {"accuracy": 0.5}}
+    rescored = dataclasses.replace(scored, model=other_model, labels=None, provenance=new_provenance)
+    assert save_and_load(rescored).provenance == {"seed": 1, "scores": {"accuracy": 0.5}}
     # The same model, trained further in place.
     with torch.no_grad():
         scored.model.norm.bias += 1
-    assert written(scored).provenance == {"seed": 1}
+    assert save_and_load(scored).provenance == {"seed": 1}
     assert "accuracy" not in (tmp_path / "new" / "README.md").read_text()
 
 
@@ -425,10 +426,10 @@ def test_a_new_head_in_place_takes_the_scores_away(tmp_path, scored):
 
 
 def test_scores_are_of_the_preprocessing_and_the_labels_that_they_were_measured_with(scored):
-    other = dataclasses.replace(scored.preprocess, mean=(0.1,) * scored.preprocess.channels)
-    assert dataclasses.replace(scored, preprocess=other).provenance == {"seed": 1}
-    named = dataclasses.replace(scored, labels=("left", "right", "none")[: scored.model.config.classes])
-    assert named.provenance == {"seed": 1}
+    preprocess = dataclasses.replace(scored.preprocess, mean=(0.1,) * scored.preprocess.channels)
+    assert dataclasses.replace(scored, preprocess=preprocess).provenance == {"seed": 1}
+    relabelled = dataclasses.replace(scored, labels=("left", "right", "none")[: scored.model.config.classes])
+    assert relabelled.provenance == {"seed": 1}
     assert dataclasses.replace(scored, preprocess=dataclasses.replace(scored.preprocess)).provenance["scores"]
     fashion = vitrail.load("fashion")
     assert "scores" not in dataclasses.replace(fashion, labels=fashion.labels[::-1]).provenance
@@ -459,22 +460,22 @@ def test_a_failing_write_keeps_what_was_there(tmp_path):
 
 @pytest.mark.parametrize("exchange", [True, False])
 def test_an_interrupt_between_the_renames_keeps_what_was_there(tmp_path, monkeypatch, exchange):
-    """Ctrl-C at the worst moment of a forced overwrite, with and without the system's atomic exchange."""
+    """Ctrl-C between the renames of a forced overwrite, with and without the system's atomic exchange."""
     vitrail.save(make(), tmp_path / "one")
 
-    def interrupted(*paths):
+    def interrupt(*paths):
         raise KeyboardInterrupt
 
     if exchange:
-        monkeypatch.setattr("vitrail.core.files._exchange_paths", interrupted)
+        monkeypatch.setattr("vitrail.core.files._exchange_paths", interrupt)
     else:
         monkeypatch.setattr("vitrail.core.files._exchange_paths", lambda first, second: False)
         rename = Path.rename
 
-        def rename_but_not_into_place(self, target):
-            return interrupted() if self.name.startswith(".one.writing") else rename(self, target)
+        def interrupt_final_rename(self, target):
+            return interrupt() if self.name.startswith(".one.writing") else rename(self, target)
 
-        monkeypatch.setattr(Path, "rename", rename_but_not_into_place)
+        monkeypatch.setattr(Path, "rename", interrupt_final_rename)
     with pytest.raises(KeyboardInterrupt):
         vitrail.save(make(pool="gap"), tmp_path / "one", force=True)
     assert vitrail.load(tmp_path / "one").model.config.pool == "cls"
@@ -502,11 +503,13 @@ def test_force_replaces_only_what_we_wrote(tmp_path):
     vitrail.save(make(), tmp_path / "one", force=True)
     (tmp_path / "one" / "more").mkdir()
     for name in ("more/notes.txt", ".env", "link"):
-        mine = tmp_path / "one" / name
-        mine.symlink_to(tmp_path / "thesis") if name == "link" else mine.write_text("mine")
-        with pytest.raises(UsageError, match=f"Output must contain only files that vitrail wrote, got '{mine}' in it"):
+        user_file = tmp_path / "one" / name
+        user_file.symlink_to(tmp_path / "thesis") if name == "link" else user_file.write_text("mine")
+        with pytest.raises(
+            UsageError, match=f"Output must contain only files that vitrail wrote, got '{user_file}' in it"
+        ):
             vitrail.save(make(), tmp_path / "one", force=True)
-        mine.unlink()
+        user_file.unlink()
     for manifest in ('{"name": "My app"}', "{brok", "[]"):  # of another program, or damaged
         (tmp_path / "one" / "manifest.json").write_text(manifest)
         with pytest.raises(UsageError, match="must be a folder that vitrail wrote"):
@@ -524,8 +527,8 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
         vitrail.save(bundle, tmp_path / "one")
 
 
-def put(folder, name, change):
-    """Change one tensor of a bundle and mend the manifest."""
+def change_tensor(folder, name, change):
+    """Change a tensor of a bundle and update the manifest."""
     tensors = load_file(folder / "model.safetensors")
     tensors[name] = change(tensors[name])
     save_file(tensors, folder / "model.safetensors")
@@ -541,22 +544,24 @@ def image(tmp_path):
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
 def test_weights_that_are_not_finite_are_not_loaded(copy, image, call, number):
-    """`predict --json` would print NaN, which is no JSON."""
-    put(copy, "blocks.0.mlp.fc1.weight", lambda weight: weight.index_fill(0, torch.tensor([2]), float(number)))
-    assert "must hold finite numbers, got NaN or infinity in blocks.0.mlp.fc1.weight" in refusal(copy)
+    """`predict --json` would print NaN, which is not valid JSON."""
+    change_tensor(
+        copy, "blocks.0.mlp.fc1.weight", lambda weight: weight.index_fill(0, torch.tensor([2]), float(number))
+    )
+    assert "must hold finite numbers, got NaN or infinity in blocks.0.mlp.fc1.weight" in load_error(copy)
     done = call("predict", copy, image, "--json")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
 
 
 def test_answers_of_weights_that_are_too_large_are_errors(copy, image, call, tmp_path):
-    put(copy, "head.weight", lambda weight: torch.full_like(weight, 2e38))
-    put(copy, "norm.weight", lambda weight: torch.full_like(weight, 1e30))
-    vitrail.load(copy)  # every number of it is finite, though their sum is not
+    change_tensor(copy, "head.weight", lambda weight: torch.full_like(weight, 2e38))
+    change_tensor(copy, "norm.weight", lambda weight: torch.full_like(weight, 1e30))
+    vitrail.load(copy)  # every weight is finite, but their sum is not
     done = call("predict", copy, image, "--json")
     assert done.returncode == 1
     assert "must be finite, got NaN or infinity" in json.loads(done.stdout)["error"]
-    for words in (("inspect", copy, image, "--output", tmp_path / "page"), ("evaluate", copy, tmp_path / "pictures")):
-        done = call(*words)
+    for command in (("inspect", copy, image, "--output", tmp_path / "page"), ("evaluate", copy, tmp_path / "pictures")):
+        done = call(*command)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
         assert "must be finite, got NaN or infinity" in done.stderr
     with pytest.raises(CorruptFileError, match="must be finite, got NaN or infinity"):
@@ -572,14 +577,14 @@ def test_json_holds_no_word_that_is_none(capsys):
 
 
 def test_weights_of_one_precision_and_of_types_that_models_compute_with(copy):
-    put(copy, "norm.weight", lambda weight: weight.half())
-    assert "norm.weight has numbers of type torch.float16 instead of torch.float32" in refusal(copy)
-    put(copy, "norm.weight", lambda weight: weight.to(torch.float8_e4m3fn))
-    assert "norm.weight has numbers of type unknown instead of torch.float32" in refusal(copy)
+    change_tensor(copy, "norm.weight", lambda weight: weight.half())
+    assert "norm.weight has numbers of type torch.float16 instead of torch.float32" in load_error(copy)
+    change_tensor(copy, "norm.weight", lambda weight: weight.to(torch.float8_e4m3fn))
+    assert "norm.weight has numbers of type unknown instead of torch.float32" in load_error(copy)
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid_parts",
     [
         {"model": None},
         {"model": torch.nn.Linear(1, 1)},
@@ -590,12 +595,12 @@ def test_weights_of_one_precision_and_of_types_that_models_compute_with(copy):
         {"provenance": {"a": float("nan")}},
     ],
 )
-def test_things_that_are_no_parts_are_refused(wrong):
+def test_things_that_are_no_parts_are_refused(invalid_parts):
     with pytest.raises(UsageError):
-        vitrail.Bundle(**{"model": tiny(), "preprocess": GREY_8, **wrong})
+        vitrail.Bundle(**{"model": tiny(), "preprocess": GREY_8, **invalid_parts})
 
 
-def test_an_output_that_appears_meanwhile_is_not_overwritten(tmp_path):
+def test_an_output_that_appears_meanwhile_is_not_oversave_and_load(tmp_path):
     def write():
         with atomic_folder(tmp_path / "one") as folder:
             (folder / "config.json").write_text("{}")
@@ -611,8 +616,8 @@ def test_half_precision_bundles_answer(tmp_path):
     bundle = make()
     bundle.model.bfloat16()
     vitrail.save(bundle, tmp_path / "one")
-    answers = vitrail.Classifier(tmp_path / "one").predict([np.zeros((8, 8), np.uint8)])
-    assert len(answers[0]) == 3
+    predictions = vitrail.Classifier(tmp_path / "one").predict([np.zeros((8, 8), np.uint8)])
+    assert len(predictions[0]) == 3
     assert vitrail.load(tmp_path / "one").model.head.weight.dtype == torch.bfloat16
 
 
@@ -634,7 +639,7 @@ def test_an_output_that_cannot_be_written_is_one_line(tmp_path):
 
 
 def test_a_killed_write_leaves_no_bundle(tmp_path):
-    """SIGKILL while files are being written: nothing under the final name."""
+    """SIGKILL while files are being written leaves nothing under the final name."""
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
@@ -648,11 +653,11 @@ def test_a_killed_write_leaves_no_bundle(tmp_path):
     assert not (tmp_path / "one").exists()
 
 
-# Preprocessing and answers
+# Preprocessing and predictions
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid_settings",
     [
         {"crop_fraction": 0.0},
         {"crop_fraction": 1.5},
@@ -664,9 +669,9 @@ def test_a_killed_write_leaves_no_bundle(tmp_path):
         {"mean": ("a", "b", "c")},
     ],
 )
-def test_impossible_preprocessing_is_refused(wrong):
+def test_impossible_preprocessing_is_refused(invalid_settings):
     with pytest.raises(UsageError) as caught:
-        Preprocess(**wrong)
+        Preprocess(**invalid_settings)
     assert "\n" not in str(caught.value)
 
 
@@ -677,9 +682,9 @@ def test_any_image_becomes_the_models_shape(width, height, rows, columns):
 
 
 def test_arrays_that_are_no_images_are_refused(tmp_path):
-    for wrong in (np.zeros((4, 4)), np.zeros((4, 4, 3, 1), np.uint8), np.zeros((0, 4), np.uint8), 7):
+    for not_an_image in (np.zeros((4, 4)), np.zeros((4, 4, 3, 1), np.uint8), np.zeros((0, 4), np.uint8), 7):
         with pytest.raises(UsageError):
-            Preprocess()([wrong])
+            Preprocess()([not_an_image])
     with pytest.raises(UsageError, match="Image must be a file that exists"):
         Preprocess()([tmp_path / "nowhere.png"])
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnonsense")
@@ -690,16 +695,16 @@ def test_arrays_that_are_no_images_are_refused(tmp_path):
 def test_classifier_answers_by_label_best_first():
     classifier, bundle = vitrail.Classifier(FIXTURE), vitrail.load(FIXTURE)
     images = [np.full((20, 10), level, np.uint8) for level in (0, 128, 255)]
-    answers = classifier.predict(iter(images), batch_size=2)
-    assert len(answers) == 3
-    for answer, image in zip(answers, images, strict=True):
+    predictions = classifier.predict(iter(images), batch_size=2)
+    assert len(predictions) == 3
+    for prediction, image in zip(predictions, images, strict=True):
         logits = bundle.model(bundle.preprocess([image]))[0]
         order = logits.argsort(descending=True).tolist()
-        assert [entry["label"] for entry in answer] == [("cat", "dog", "새")[index] for index in order]
-        assert sum(entry["score"] for entry in answer) == pytest.approx(1, abs=1e-6)
-    assert [len(answer) for answer in classifier.predict(images, top_k=1)] == [1, 1, 1]
-    for wrong in ({"top_k": 0}, {"batch_size": 0}):
+        assert [entry["label"] for entry in prediction] == [("cat", "dog", "새")[index] for index in order]
+        assert sum(entry["score"] for entry in prediction) == pytest.approx(1, abs=1e-6)
+    assert [len(prediction) for prediction in classifier.predict(images, top_k=1)] == [1, 1, 1]
+    for invalid_options in ({"top_k": 0}, {"batch_size": 0}):
         with pytest.raises(UsageError, match="must be an integer from 1"):
-            classifier.predict(images, **wrong)
+            classifier.predict(images, **invalid_options)
     with pytest.raises(UsageError, match="Images must be a list, got one str"):
         classifier.predict("cat.jpg")

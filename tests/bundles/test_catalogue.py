@@ -1,4 +1,4 @@
-"""The catalogue of public checkpoints: every entry against timm's own table, and through the reader that it needs."""
+"""The catalogue of public checkpoints: entries equal timm's table, and checkpoints are converted by their names."""
 
 import json
 import subprocess
@@ -18,8 +18,8 @@ from vitrail.core.errors import UsageError
 from vitrail.lab.exact import redraw
 from vitrail.models.create import build
 
-SMALL = ("vit-ti16.augreg-in21k-1k", "r+vit-ti16.augreg-in21k-1k")
-LARGER = (
+FAST_NAMES = ("vit-ti16.augreg-in21k-1k", "r+vit-ti16.augreg-in21k-1k")
+SLOW_NAMES = (
     *("vit-s32.augreg-in21k", "vit-b8.augreg2-in21k-1k", "vit-b16.augreg-in21k-1k-384", "vit-b32.in21k"),
     *("r26+vit-s32.augreg-in21k-1k-384", "r50+vit-b16.in21k", "mixer-b16.in21k-1k", "bit-r50x1.in21k-1k"),
     *("bit-r101x1.in21k", "deit-s16.in1k", "deit-b16.in1k-384", "dino-s16.in1k"),
@@ -31,27 +31,31 @@ def test_every_entry_is_what_timms_own_table_says():
     models = import_peer("timm").models
     for page in ("README.md", "README.ko.md", "docs/weights.md", "docs/weights.ko.md"):
         assert str(len(catalogue())) in (ROOT / page).read_text(encoding="utf-8")
-    for one in catalogue().values():
-        theirs = models.get_pretrained_cfg(one.hub.removeprefix("timm/"))
-        assert one.hub == theirs.hf_hub_id, one.name
-        assert (one.pixels, one.classes, one.licence) == (theirs.input_size[1], theirs.num_classes, theirs.license)
-        if one.original is not None:
-            assert one.original == theirs.url, one.name
-            assert one.original.startswith(("https://storage.googleapis.com/", "https://dl.fbaipublicfiles.com/"))
+    for entry in catalogue().values():
+        theirs = models.get_pretrained_cfg(entry.hub.removeprefix("timm/"))
+        assert entry.hub == theirs.hf_hub_id, entry.name
+        assert (entry.pixels, entry.classes, entry.licence) == (
+            theirs.input_size[1],
+            theirs.num_classes,
+            theirs.license,
+        )
+        if entry.original is not None:
+            assert entry.original == theirs.url, entry.name
+            assert entry.original.startswith(("https://storage.googleapis.com/", "https://dl.fbaipublicfiles.com/"))
 
 
 def test_every_size_and_every_family_is_there_and_each_model_builds():
-    families = {one.config.family for one in catalogue().values()}
+    families = {entry.config.family for entry in catalogue().values()}
     assert families == {"vit", "hybrid", "resnet", "mixer"}
-    assert {one.model[4:].partition("/")[0] for one in catalogue().values() if one.model.startswith("ViT-")} == {
+    assert {entry.model[4:].partition("/")[0] for entry in catalogue().values() if entry.model.startswith("ViT-")} == {
         *("Ti", "S", "B", "L", "H"),
     }
-    built = {}
-    for one in catalogue().values():
-        if one.config not in built:
+    parameter_counts = {}
+    for entry in catalogue().values():
+        if entry.config not in parameter_counts:
             with torch.device("meta"):
-                built[one.config] = sum(tensor.numel() for tensor in build(one.config).parameters())
-        assert one.to_json()["parameters"] == one.config.parameters == built[one.config], one.name
+                parameter_counts[entry.config] = sum(tensor.numel() for tensor in build(entry.config).parameters())
+        assert entry.to_json()["parameters"] == entry.config.parameters == parameter_counts[entry.config], entry.name
     # As published: vision_transformer's models_test.py, timm's table.
     counts = {"vit-b16.in21k-1k": 86_567_656, "vit-b16.in21k": 85_798_656, "deit-ti16.in1k": 5_717_416}
     counts |= {"r50+vit-l32.augreg-in21k-1k": 328_994_856, "mixer-b16.in21k-1k": 59_880_472}
@@ -62,19 +66,19 @@ def test_every_size_and_every_family_is_there_and_each_model_builds():
 @pytest.mark.slow
 def test_every_count_is_timms():
     timm = import_peer("timm")
-    for one in catalogue().values():
+    for entry in catalogue().values():
         with torch.device("meta"):
-            theirs = timm.create_model(one.hub.removeprefix("timm/"), pretrained=False)
-        assert sum(tensor.numel() for tensor in theirs.parameters()) == one.config.parameters, one.name
+            theirs = timm.create_model(entry.hub.removeprefix("timm/"), pretrained=False)
+        assert sum(tensor.numel() for tensor in theirs.parameters()) == entry.config.parameters, entry.name
 
 
 def test_accuracies_are_cited_and_plausible():
-    for one in catalogue().values():
-        scores = [score for score in (one.accuracy, one.linear) if score is not None]
-        assert bool(scores) == (one.source is not None)
+    for entry in catalogue().values():
+        scores = [score for score in (entry.accuracy, entry.linear) if score is not None]
+        assert bool(scores) == (entry.source is not None)
         assert all(70 < score < 90 for score in scores)
-        assert (one.accuracy is not None) == (one.classes == 1000)
-        assert one.source in (None, "timm", "facebookresearch/dino", "facebookresearch/dinov2")
+        assert (entry.accuracy is not None) == (entry.classes == 1000)
+        assert entry.source in (None, "timm", "facebookresearch/dino", "facebookresearch/dinov2")
 
 
 def test_class_names_are_imagenets_in_timms_order():
@@ -86,8 +90,8 @@ def test_class_names_are_imagenets_in_timms_order():
 
 
 def test_patterns_and_names_of_others():
-    assert {one.model for one in list_published("VIT-b16*")} == {"ViT-B/16"}
-    assert [one.name for one in list_published("timm/deit_tiny*")] == ["deit-ti16.in1k"]
+    assert {entry.model for entry in list_published("VIT-b16*")} == {"ViT-B/16"}
+    assert [entry.name for entry in list_published("timm/deit_tiny*")] == ["deit-ti16.in1k"]
     assert len(list_published("BiT-*")) == 12
     assert suggest_published("vit_base_patch16_224.augreg_in21k_ft_in1k") == " Did you mean 'vit-b16.augreg-in21k-1k'?"
     assert suggest_published("deit-ti16.in1") == " Did you mean 'deit-ti16.in1k'?"
@@ -113,7 +117,7 @@ def test_the_list_is_printed_without_torch_and_without_a_connection():
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command",
     [
         ("predict", "NAME", "fashion-40"),
         ("finetune", "NAME", "digits", "--output", "x"),
@@ -122,13 +126,13 @@ def test_the_list_is_printed_without_torch_and_without_a_connection():
     ],
 )
 @pytest.mark.parametrize("name", ["vit-b16.augreg-in21k-1k", "hf:google/vit-base-patch16-224"])
-def test_commands_that_want_a_bundle_say_how_to_get_it(call, tmp_path, monkeypatch, words, name):
+def test_commands_that_want_a_bundle_say_how_to_get_it(call, tmp_path, monkeypatch, command, name):
     monkeypatch.chdir(tmp_path)
     from PIL import Image
 
     Image.new("RGB", (8, 8)).save("image.png")
     replaced = {"NAME": name, "IMAGE": "image.png", "fashion-40": "image.png"}
-    done = call(*(replaced.get(word, word) for word in words))
+    done = call(*(replaced.get(argument, argument) for argument in command))
     assert done.returncode == 2
     assert done.stderr == (
         f"vitrail: Bundle must be a folder that exists, got the public checkpoint {name!r}. Fetch it first:"
@@ -138,20 +142,23 @@ def test_commands_that_want_a_bundle_say_how_to_get_it(call, tmp_path, monkeypat
 
 @pytest.fixture(scope="module")
 def server():
-    found = HubServer()
-    yield found
-    found.close()
+    hub_server = HubServer()
+    yield hub_server
+    hub_server.close()
 
 
-def fetched_and_proved(server, tmp_path, monkeypatch, name):
-    """timm's own model of an entry with random weights, published by timm's own code, by our name into a bundle."""
+def convert_published(server, tmp_path, monkeypatch, name):
+    """Publish timm's model of an entry with random weights, and convert it by the entry's name.
+
+    Return the entry, the report and the config.json of the bundle.
+    """
     timm = import_peer("timm")
     constants = pytest.importorskip("huggingface_hub.constants", reason="needs the extra `hub`")
-    one = catalogue()[name]
+    entry = catalogue()[name]
     torch.manual_seed(0)
-    model = redraw(timm.create_model(one.hub.removeprefix("timm/"), pretrained=False), std=0.02).eval()
+    model = redraw(timm.create_model(entry.hub.removeprefix("timm/"), pretrained=False), std=0.02).eval()
     timm.models._hub.save_for_hf(model, tmp_path / "theirs", safe_serialization=True)
-    server.publish(one.hub, tmp_path / "theirs")
+    server.publish(entry.hub, tmp_path / "theirs")
     monkeypatch.setattr(constants, "ENDPOINT", server.address)
     template = server.address + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -159,24 +166,24 @@ def fetched_and_proved(server, tmp_path, monkeypatch, name):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     report = convert(name, tmp_path / "ours", "vitrail", images=CLOTHES[:2])
     labels = json.loads((tmp_path / "ours" / "labels.json").read_text())
-    assert labels is None if one.classes != 1000 else (labels[310], labels[517]) == ("ant", "crane (517)")
-    return one, report, json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert labels is None if entry.classes != 1000 else (labels[310], labels[517]) == ("ant", "crane (517)")
+    return entry, report, json.loads((tmp_path / "ours" / "config.json").read_text())
 
 
-def check(one, report, config):
-    assert report["model"] == (one.config.family if one.settings else one.model)
-    assert report["parameters"] == one.config.parameters
-    assert (config["resolution"], config["classes"]) == ([one.pixels] * 2, one.classes)
-    assert report["source"]["address"].startswith(f"{one.address}@")
+def check_conversion(entry, report, config):
+    assert report["model"] == (entry.config.family if entry.settings else entry.model)
+    assert report["parameters"] == entry.config.parameters
+    assert (config["resolution"], config["classes"]) == ([entry.pixels] * 2, entry.classes)
+    assert report["source"]["address"].startswith(f"{entry.address}@")
     assert report["proofs"][0]["largest_difference"] < 1e-4
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", FAST_NAMES)
 def test_an_entry_is_fetched_by_name_and_proved(server, tmp_path, monkeypatch, name):
-    check(*fetched_and_proved(server, tmp_path, monkeypatch, name))
+    check_conversion(*convert_published(server, tmp_path, monkeypatch, name))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LARGER)
+@pytest.mark.parametrize("name", SLOW_NAMES)
 def test_a_larger_entry_is_fetched_by_name_and_proved(server, tmp_path, monkeypatch, name):
-    check(*fetched_and_proved(server, tmp_path, monkeypatch, name))
+    check_conversion(*convert_published(server, tmp_path, monkeypatch, name))

@@ -1,4 +1,4 @@
-"""Conversion: every format there and back with the same bits, nothing in part, and what files do not say."""
+"""`convert`: round trips through every format are exact, incomplete checkpoints are refused, settings are inferred."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ from vitrail.lab.exact import redraw
 
 CLOTHES = list(open_data("fashion-40").splits["test"].images)
 LABELS = ("ant", "bee", "crane", "crane (machine)", "dog")
-# A ViT of every format, small: 128 wide, so that heads are 64 wide as everywhere.
+# A small ViT that every format can represent. Its heads are 64 wide, as in published models.
 SMALL = {"resolution": 64, "width": 128, "depth": 2, "heads": 2, "mlp": 256, "classes": 5}
 
 
@@ -40,46 +40,47 @@ def small(**changes):
     return vitrail.Bundle(model=model, preprocess=preprocess, labels=labels, provenance={"licence": "mit"})
 
 
-def there(tmp_path, bundle, to, **options):
+def convert_bundle(tmp_path, bundle, to, **options):
+    """Save a bundle as `ours`, and convert it to a folder with the name of the format. Return the report."""
     vitrail.save(bundle, tmp_path / "ours")
     return convert(str(tmp_path / "ours"), tmp_path / to, to, images=CLOTHES, **options)
 
 
-def equal(one, other):
-    """Bit for bit."""
-    one, other = one.state_dict(), other.state_dict()
-    assert one.keys() == other.keys()
-    return all(torch.equal(one[name], other[name]) for name in one)
+def has_equal_weights(model, other_model):
+    """Whether two models have the same tensors, bit for bit."""
+    tensors, other_tensors = model.state_dict(), other_model.state_dict()
+    assert tensors.keys() == other_tensors.keys()
+    return all(torch.equal(tensors[name], other_tensors[name]) for name in tensors)
 
 
 @pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
-@pytest.mark.parametrize("tells", [True, False])
-def test_there_and_back_are_the_same_bits(tmp_path, to, tells):
+@pytest.mark.parametrize("has_sidecar", [True, False])
+def test_there_and_back_are_the_same_bits(tmp_path, to, has_sidecar):
     bundle = small()
-    there(tmp_path, bundle, to, verifies=False)
-    if not tells:  # only what the format itself can hold
+    convert_bundle(tmp_path, bundle, to, verifies=False)
+    if not has_sidecar:  # only settings that the format itself can store
         (tmp_path / to / "vitrail.json").unlink()
-    found = import_weights(str(tmp_path / to), UserHints())
-    assert equal(found.bundle.model, bundle.model)
-    config, back = bundle.model.config, found.bundle.model.config
-    if tells:
-        assert (back, found.bundle.preprocess, found.bundle.labels) == (config, bundle.preprocess, bundle.labels)
-        assert found.bundle.provenance == bundle.provenance
-        assert found.notes == ()
+    imported = import_weights(str(tmp_path / to), UserHints())
+    assert has_equal_weights(imported.bundle.model, bundle.model)
+    config, back = bundle.model.config, imported.bundle.model.config
+    if has_sidecar:
+        assert (back, imported.bundle.preprocess, imported.bundle.labels) == (config, bundle.preprocess, bundle.labels)
+        assert imported.bundle.provenance == bundle.provenance
+        assert imported.notes == ()
         return
     assert back.resize_rule == to
     assert back.activation == ("gelu-tanh" if to == "google" else "gelu")
     assert back.replace(resize_rule=config.resize_rule, activation="gelu", name="") == config
-    assert found.bundle.labels == (bundle.labels if to in ("timm", "huggingface") else None)
+    assert imported.bundle.labels == (bundle.labels if to in ("timm", "huggingface") else None)
     if to in ("timm", "huggingface"):
-        assert found.bundle.preprocess.replace(interpolation="bicubic") == bundle.preprocess
+        assert imported.bundle.preprocess.replace(interpolation="bicubic") == bundle.preprocess
 
 
 def test_a_bundle_comes_back_with_its_provenance_and_proofs(tmp_path):
     bundle = small()
     proofs = [{"library": "timm", "not_verified": "not asked for"}]
     bundle.provenance.update(converted_from="timm", proofs=proofs)
-    there(tmp_path, bundle, "huggingface", verifies=False)
+    convert_bundle(tmp_path, bundle, "huggingface", verifies=False)
     convert(str(tmp_path / "huggingface"), tmp_path / "back", "vitrail", verifies=False, images=CLOTHES)
     for name in ("config.json", "provenance.json", "model.safetensors"):
         assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "ours" / name).read_bytes()
@@ -88,7 +89,7 @@ def test_a_bundle_comes_back_with_its_provenance_and_proofs(tmp_path):
 def test_the_proof_of_googles_format_names_timm_which_reads_the_file(tmp_path, monkeypatch, capsys):
     bundle = small()
     monkeypatch.setattr("vitrail.bundles.formats.google.Google._open_by_timm", lambda *_: bundle.model.eval())
-    report = there(tmp_path, bundle, "google")
+    report = convert_bundle(tmp_path, bundle, "google")
     report["proofs"] += convert(str(tmp_path / "google"), tmp_path / "back", "vitrail", images=CLOTHES)["proofs"]
     assert [proof["library"] for proof in report["proofs"]] == ["timm (reading Google's file)"] * 2
     print_conversion(report)
@@ -111,10 +112,10 @@ def test_the_proof_of_googles_format_names_timm_which_reads_the_file(tmp_path, m
 )
 def test_corners_of_the_formats_go_there_and_back(tmp_path, to, changes):
     bundle = small(**changes)
-    there(tmp_path, bundle, to, verifies=False)
+    convert_bundle(tmp_path, bundle, to, verifies=False)
     (tmp_path / to / "vitrail.json").unlink()
     back = import_weights(str(tmp_path / to), UserHints()).bundle.model
-    assert equal(back, bundle.model)
+    assert has_equal_weights(back, bundle.model)
     for name, value in changes.items():
         if name == "layer_scale":
             assert back.config.layer_scale is not None
@@ -143,37 +144,37 @@ def test_corners_of_the_formats_go_there_and_back(tmp_path, to, changes):
 def test_the_other_families_go_there_and_back(tmp_path, name, to):
     model = redraw(vitrail.create(name, classes=3), std=0.02)
     bundle = vitrail.Bundle(model=model, preprocess=Preprocess())
-    there(tmp_path, bundle, to, verifies=False)
+    convert_bundle(tmp_path, bundle, to, verifies=False)
     (tmp_path / to / "vitrail.json").unlink()
     back = import_weights(str(tmp_path / to), UserHints()).bundle.model
-    assert equal(back, bundle.model)
+    assert has_equal_weights(back, bundle.model)
     assert back.config.name == name
 
 
-# Nothing in part
+# Incomplete checkpoints
 
 
 @pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
 def test_every_tensor_must_have_its_place(tmp_path, to):
     bundle = small()
-    there(tmp_path, bundle, to, verifies=False)
+    convert_bundle(tmp_path, bundle, to, verifies=False)
     folder = tmp_path / to
     file = next(path for path in folder.iterdir() if path.name.startswith("model."))
-    whole = dict(np.load(file)) if file.suffix == ".npz" else load_file(file)
+    tensors = dict(np.load(file)) if file.suffix == ".npz" else load_file(file)
 
     def write(tensors):
         np.savez(file, **tensors) if file.suffix == ".npz" else save_file(tensors, file, metadata={"format": "pt"})
 
-    for name in list(whole)[:: max(len(whole) // 6, 1)]:
-        write({key: tensor for key, tensor in whole.items() if key != name})
+    for name in list(tensors)[:: max(len(tensors) // 6, 1)]:
+        write({key: tensor for key, tensor in tensors.items() if key != name})
         with pytest.raises(VitrailError) as caught:
             import_weights(str(folder), UserHints())
         assert "\n" not in str(caught.value)
-    write({**whole, "adapter.down": next(iter(whole.values())) + 0})
+    write({**tensors, "adapter.down": next(iter(tensors.values())) + 0})
     with pytest.raises(UsageError, match=r"1 of unknown names \(adapter.down\)"):
         import_weights(str(folder), UserHints())
-    name = next(key for key in whole if whole[key].ndim == 2 and "head" not in key)
-    write({**whole, name: whole[name][:-1]})
+    name = next(key for key in tensors if tensors[key].ndim == 2 and "head" not in key)
+    write({**tensors, name: tensors[name][:-1]})
     with pytest.raises(VitrailError):
         import_weights(str(folder), UserHints())
 
@@ -182,20 +183,20 @@ FORMATS_OF_VIT = ("google", "huggingface", "timm", "torchvision")
 
 
 def test_what_another_library_cannot_express_is_refused(tmp_path):
-    no_gap, no_gelu = (
+    pool_error, activation_error = (
         "Model must have pool 'cls' for transformers, got 'gap'",
         "Model must have activation 'gelu' for torchvision, got 'gelu-",
     )
-    for to, changes, words in (
+    for to, changes, message in (
         ("huggingface", {"registers": 1}, "Model must have registers 0 for transformers, got 1"),
-        ("huggingface", {"pool": "gap"}, no_gap),
+        ("huggingface", {"pool": "gap"}, pool_error),
         (
             "huggingface",
             {"classes": 0, "representation": "gelu"},
             "Model must be one that transformers has, got a layer",
         ),
         ("timm", {"representation": "tanh"}, "timm has no representation layer"),
-        ("torchvision", {"activation": "gelu-tanh"}, no_gelu),
+        ("torchvision", {"activation": "gelu-tanh"}, activation_error),
         ("torchvision", {"representation": "gelu"}, "Model must be one that torchvision has, got a layer with gelu"),
         ("google", {"layer_scale": 0.1}, "Model must have layer scale None for Google's code, got 0.1"),
         ("google", {"representation": "gelu"}, "Model must be one that Google's code has, got an MLP without GELU"),
@@ -210,15 +211,15 @@ def test_what_another_library_cannot_express_is_refused(tmp_path):
     ):
         folder = tmp_path / f"{to}-{next(iter(changes))}"
         folder.mkdir()
-        with pytest.raises(UsageError, match=f"^{words}"):
-            there(folder, small(**changes), to)
+        with pytest.raises(UsageError, match=f"^{message}"):
+            convert_bundle(folder, small(**changes), to)
         assert not (folder / to).exists()
 
 
 def test_a_wrong_model_is_not_proved(tmp_path, monkeypatch):
-    """If our reading of a file were wrong, the proof would say so and nothing would be written."""
+    """If vitrail misreads a file, the proof fails and nothing is written."""
     import_peer("transformers")
-    there(tmp_path, small(), "huggingface", verifies=False)
+    convert_bundle(tmp_path, small(), "huggingface", verifies=False)
     (tmp_path / "huggingface" / "vitrail.json").unlink()
     config = json.loads((tmp_path / "huggingface" / "config.json").read_text())
     from vitrail.bundles.formats import huggingface
@@ -229,27 +230,27 @@ def test_a_wrong_model_is_not_proved(tmp_path, monkeypatch):
     assert not (tmp_path / "back").exists()
 
 
-# What files do not say, or say wrongly
+# Missing and wrong settings in files
 
 
 @pytest.mark.parametrize(("width", "heads"), [(192, 3), (1024, 16), (1280, 16), (1408, 16), (1152, 16), (128, 2)])
 def test_heads_are_those_of_published_models(width, heads):
-    found, note = infer_heads(width, None)
-    assert found == heads
+    inferred_heads, note = infer_heads(width, None)
+    assert inferred_heads == heads
     assert "does not state the number of heads" in note
 
 
 def test_heads_that_are_said_are_kept(tmp_path):
     bundle = small(heads=4)
-    there(tmp_path, bundle, "timm", verifies=False)
+    convert_bundle(tmp_path, bundle, "timm", verifies=False)
     (tmp_path / "timm" / "vitrail.json").unlink()
     assert import_weights(str(tmp_path / "timm"), UserHints()).bundle.model.config.heads == 4
-    # Our own weights by their file are a bundle, not timm's.
+    # The file of weights in a bundle is read as the bundle, not as timm's format.
     assert import_weights(str(tmp_path / "ours" / "model.safetensors"), UserHints()).bundle.model.config.heads == 4
 
 
 def test_a_wrong_number_of_heads_is_not_proved(tmp_path):
-    """The other library builds the model by its own function, not by what we assume of it."""
+    """The other library builds the model with its own function, not with the inferred settings."""
     timm = import_peer("timm")
     peer = redraw(timm.create_model("vit_base_patch16_gap_224", depth=1, num_classes=3, img_size=64), std=0.05)
     save_file(peer.state_dict(), tmp_path / "model.safetensors")
@@ -271,29 +272,29 @@ def test_a_wrong_number_of_heads_is_not_proved(tmp_path):
 )
 def test_config_json_cannot_make_timm_open_or_build_something_else(tmp_path, monkeypatch, document, reason):
     timm = import_peer("timm")
-    there(tmp_path, small(), "timm", verifies=False)
+    convert_bundle(tmp_path, small(), "timm", verifies=False)
     (tmp_path / "timm" / "vitrail.json").unlink()
-    stated = json.loads((tmp_path / "timm" / "config.json").read_text())
-    arguments = {**stated["model_args"], **document.pop("model_args", {})}
-    (tmp_path / "timm" / "config.json").write_text(json.dumps({**stated, "model_args": arguments, **document}))
-    monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("timm must not be asked"))
+    config = json.loads((tmp_path / "timm" / "config.json").read_text())
+    arguments = {**config["model_args"], **document.pop("model_args", {})}
+    (tmp_path / "timm" / "config.json").write_text(json.dumps({**config, "model_args": arguments, **document}))
+    monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("timm must not be called"))
     report = convert(str(tmp_path / "timm"), tmp_path / "read", "vitrail", images=CLOTHES[:4])
     assert reason in report["proofs"][0]["not_verified"]
 
 
 def test_what_was_changed_since_is_not_believed(tmp_path):
-    """Somebody went on training in the folder that we wrote."""
+    """The folder that `convert` wrote was trained further by another program."""
     bundle = small()
-    there(tmp_path, bundle, "huggingface", verifies=False)
+    convert_bundle(tmp_path, bundle, "huggingface", verifies=False)
     file = tmp_path / "huggingface" / "model.safetensors"
     tensors = {name: tensor + 0.1 for name, tensor in load_file(file).items()}
     save_file(tensors, file, metadata={"format": "pt"})
     config = json.loads((tmp_path / "huggingface" / "config.json").read_text())
     config["id2label"]["0"] = "aardvark"
     (tmp_path / "huggingface" / "config.json").write_text(json.dumps(config))
-    found = import_weights(str(tmp_path / "huggingface"), UserHints())
-    assert found.bundle.labels[0] == "aardvark"
-    assert any("vitrail.json is ignored" in note for note in found.notes)
+    imported = import_weights(str(tmp_path / "huggingface"), UserHints())
+    assert imported.bundle.labels[0] == "aardvark"
+    assert any("vitrail.json is ignored" in note for note in imported.notes)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +314,7 @@ def test_what_was_changed_since_is_not_believed(tmp_path):
 )
 def test_strange_documents_are_read_or_refused_in_a_line(tmp_path, file, change, is_read):
     bundle = small()
-    there(tmp_path, bundle, "huggingface", verifies=False)
+    convert_bundle(tmp_path, bundle, "huggingface", verifies=False)
     folder = tmp_path / "huggingface"
     (folder / "vitrail.json").unlink()
     document = json.loads((folder / file).read_text())
@@ -339,7 +340,7 @@ def test_an_index_that_names_itself_is_refused(tmp_path):
 def test_npz_without_a_head_and_in_half_precision(tmp_path):
     import_peer("timm")
     bundle = small(activation="gelu-tanh")
-    there(tmp_path, bundle, "google", verifies=False)
+    convert_bundle(tmp_path, bundle, "google", verifies=False)
     arrays = dict(np.load(tmp_path / "google" / "model.npz"))
     headless = {name: array for name, array in arrays.items() if not name.startswith("head/")}
     np.savez(tmp_path / "headless.npz", **headless)
@@ -347,10 +348,10 @@ def test_npz_without_a_head_and_in_half_precision(tmp_path):
     assert report["proofs"][0]["compared"] == "features"
     halves = {name: (array.view(np.uint32) >> 16).astype(np.uint16).view("V2") for name, array in arrays.items()}
     np.savez(tmp_path / "bfloat16.npz", **halves, step=np.array(3))
-    found = import_weights(str(tmp_path / "bfloat16.npz"), UserHints())
+    imported = import_weights(str(tmp_path / "bfloat16.npz"), UserHints())
     kernel = bundle.model.head.weight.detach()
-    torch.testing.assert_close(found.bundle.model.head.weight.detach(), kernel, rtol=0.01, atol=0)
-    assert "arrays that are not floating point are left out: step" in found.notes
+    torch.testing.assert_close(imported.bundle.model.head.weight.detach(), kernel, rtol=0.01, atol=0)
+    assert "arrays that are not floating point are left out: step" in imported.notes
 
 
 @pytest.mark.parametrize(
@@ -360,7 +361,7 @@ def test_npz_without_a_head_and_in_half_precision(tmp_path):
 def test_a_model_without_a_head_goes_there_and_back_as_one(tmp_path, to, changes):
     import_peer("transformers" if to == "huggingface" else "timm")
     bundle = small(classes=0, **changes)
-    proofs = there(tmp_path, bundle, to)["proofs"]
+    proofs = convert_bundle(tmp_path, bundle, to)["proofs"]
     (tmp_path / to / "vitrail.json").unlink()
     proofs += convert(str(tmp_path / to), tmp_path / "back", "vitrail", images=CLOTHES)["proofs"]
     assert [proof["compared"] for proof in proofs] == ["features", "features"]
@@ -368,12 +369,12 @@ def test_a_model_without_a_head_goes_there_and_back_as_one(tmp_path, to, changes
     back = vitrail.load(tmp_path / "back")
     assert back.model.config.classes == 0
     assert back.provenance["objective"] == "features"
-    assert equal(back.model, bundle.model)
+    assert has_equal_weights(back.model, bundle.model)
 
 
 def test_a_model_without_a_head_is_refused_where_the_library_has_none(tmp_path):
     with pytest.raises(UsageError, match="Model must have a head for torchvision, got a model without a head"):
-        there(tmp_path, small(classes=0), "torchvision")
+        convert_bundle(tmp_path, small(classes=0), "torchvision")
     assert not (tmp_path / "torchvision").exists()
 
 
@@ -389,16 +390,16 @@ def test_a_vit_of_transformers_with_its_pooler_is_proved_by_what_it_pools(tmp_pa
 
 def test_small_models_that_timm_has_no_name_for_are_refused(tmp_path):
     model = redraw(vitrail.create("Mixer-Nano/7"), std=0.05)
-    eye = Preprocess(resolution=28, mean=(0.5,), std=(0.5,))
-    bundle = vitrail.Bundle(model=model, preprocess=eye)
+    preprocess = Preprocess(resolution=28, mean=(0.5,), std=(0.5,))
+    bundle = vitrail.Bundle(model=model, preprocess=preprocess)
     with pytest.raises(UsageError, match=r"^Model must be one that timm has by name, got Mixer-Nano/7"):
-        there(tmp_path, bundle, "timm")
+        convert_bundle(tmp_path, bundle, "timm")
     with pytest.raises(UsageError, match=r"^Model must be one that transformers has, got family mixer"):
         convert(str(tmp_path / "ours"), tmp_path / "huggingface", "huggingface", images=CLOTHES)
 
 
 def test_what_another_library_computes_otherwise_is_said(tmp_path):
-    report = there(tmp_path, small(norm_epsilon=1e-12), "google", verifies=False)
+    report = convert_bundle(tmp_path, small(norm_epsilon=1e-12), "google", verifies=False)
     assert report["notes"] == [
         "Google's code computes with epsilon 1e-06, this model with 1e-12",
         "Google's code computes GELU in its tanh form, this model the exact one",
@@ -419,7 +420,7 @@ def test_what_another_library_computes_otherwise_is_said(tmp_path):
     ],
 )
 def test_the_licence_that_a_card_states_is_repeated(tmp_path, card, licence):
-    there(tmp_path, small(), "huggingface", verifies=False)
+    convert_bundle(tmp_path, small(), "huggingface", verifies=False)
     (tmp_path / "huggingface" / "vitrail.json").unlink()
     (tmp_path / "huggingface" / "README.md").write_text(card)
     convert(str(tmp_path / "huggingface"), tmp_path / "again", "vitrail", verifies=False, images=[])
@@ -432,13 +433,13 @@ def test_the_licence_that_a_card_states_is_repeated(tmp_path, card, licence):
 
 
 def test_the_licence_of_timms_settings_is_repeated_there_and_back(tmp_path):
-    there(tmp_path, small(), "timm", verifies=False)
+    convert_bundle(tmp_path, small(), "timm", verifies=False)
     (tmp_path / "timm" / "vitrail.json").unlink()
     assert import_weights(str(tmp_path / "timm"), UserHints()).bundle.provenance["licence"] == "mit"
     (tmp_path / "timm" / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    found = import_weights(str(tmp_path / "timm" / "model.safetensors"), UserHints())
-    assert found.bundle.provenance["licence"] == "apache-2.0"
-    assert "the settings are taken from config.json, README.md beside the file" in found.notes
+    imported = import_weights(str(tmp_path / "timm" / "model.safetensors"), UserHints())
+    assert imported.bundle.provenance["licence"] == "apache-2.0"
+    assert "the settings are taken from config.json, README.md beside the file" in imported.notes
 
 
 # The command
@@ -452,11 +453,11 @@ def test_convert_from_the_command_line(tmp_path):
     report = json.loads(done.stdout)
     assert (report["from"], report["to"]) == ("vitrail", "huggingface")
     assert report["proofs"] == [{"library": "huggingface", "not_verified": "not asked for"}]
-    for words, code in (
+    for arguments, code in (
         ((tmp_path / "ours", tmp_path / "hf", "--to", "timm"), 2),
         ((tmp_path / "hf", tmp_path / "z", "--to", "vitrail", "--preprocess", "men=3"), 2),
     ):
-        done = run("convert", *words)
+        done = run("convert", *arguments)
         assert done.returncode == code, done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
 
@@ -466,11 +467,11 @@ def test_the_former_name_of_images_still_works(call, tmp_path):
     Image.new("L", (28, 28), 99).save(tmp_path / "photos" / "a.png")
     vitrail.save(small(), tmp_path / "ours")
     for flag, folder in (("--images", "one"), ("--pictures", "other")):
-        words = ("convert", tmp_path / "ours", tmp_path / folder, "--to", "timm", "--json")
-        done = call(*words, flag, tmp_path / "photos")
+        command = ("convert", tmp_path / "ours", tmp_path / folder, "--to", "timm", "--json")
+        done = call(*command, flag, tmp_path / "photos")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["proofs"][0]["pictures"] == 1
-    done = call(*words, "--images", tmp_path / "photos", f"--pictures={tmp_path / 'photos'}")
+    done = call(*command, "--images", tmp_path / "photos", f"--pictures={tmp_path / 'photos'}")
     assert (done.returncode, "--images must be given once" in done.stderr) == (2, True)
     done = call("convert", "--help")
     assert "--images DIR" in done.stdout
@@ -478,8 +479,8 @@ def test_the_former_name_of_images_still_works(call, tmp_path):
 
 
 def test_the_formats_that_are_written_are_those_that_can_check_a_model():
-    writes = [name for name in FORMATS if FORMATS[name].check is not WeightFormat.check]
-    assert written_formats() == ["vitrail", *writes]
+    writable = [name for name in FORMATS if FORMATS[name].check is not WeightFormat.check]
+    assert written_formats() == ["vitrail", *writable]
 
 
 def test_a_format_that_is_not_written_is_refused_by_name(call, tmp_path):
@@ -492,8 +493,8 @@ def test_a_format_that_is_not_written_is_refused_by_name(call, tmp_path):
 
 
 def test_a_library_that_cannot_import_its_model_is_no_refusal(tmp_path):
-    """transformers imports a model's class when it is asked for, which fails beside a torchvision that does not fit
-    torch. Here, where no test has made it fit."""
+    """transformers imports a model's class on first access, which fails if torchvision does not match torch. Runs in a
+    process of its own, without the patches of other tests."""
     vitrail.save(small(), tmp_path / "ours")
     done = run("convert", tmp_path / "ours", tmp_path / "hf", "--to", "huggingface", "--json")
     assert done.returncode == 0, done.stderr
@@ -502,26 +503,26 @@ def test_a_library_that_cannot_import_its_model_is_no_refusal(tmp_path):
 
 
 def test_the_first_cause_says_why_a_library_cannot_be_imported(tmp_path, monkeypatch):
-    def fails(name):
+    def fail_to_import(name):
         try:
             raise RuntimeError("operator torchvision::nms does not exist")
         except RuntimeError as cause:
             raise ModuleNotFoundError(f"Could not import module '{name}'") from cause
 
     library = types.ModuleType("transformers")
-    library.__getattr__ = lambda name: fails(name) if name.startswith("ViT") else mock.Mock()
+    library.__getattr__ = lambda name: fail_to_import(name) if name.startswith("ViT") else mock.Mock()
     monkeypatch.setitem(sys.modules, "transformers", library)
-    proof = there(tmp_path, small(), "huggingface")["proofs"][0]
+    proof = convert_bundle(tmp_path, small(), "huggingface")["proofs"][0]
     reason = "ViTForImageClassification cannot be imported (operator torchvision::nms does not exist)"
     assert proof == {"library": "huggingface", "not_verified": reason}
 
 
 @pytest.mark.parametrize("to", ["vitrail", "timm"])
 def test_a_full_disk_is_one_line_and_leaves_nothing(call, monkeypatch, tmp_path, to):
-    def full(*_, **__):
+    def raise_disk_full(*_, **__):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("vitrail.bundles.bundle.save_file", full)
+    monkeypatch.setattr("vitrail.bundles.bundle.save_file", raise_disk_full)
     done = call("convert", "fashion", tmp_path / "out", "--to", to, "--no-verify")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "No space left on device" in done.stderr

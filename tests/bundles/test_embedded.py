@@ -1,4 +1,4 @@
-"""The model that ships with the package: what it is, what it knows, and that nothing else of its kind is there."""
+"""The embedded bundle `fashion`: its size, model card, predictions and name."""
 
 import json
 from pathlib import Path
@@ -36,9 +36,12 @@ def test_its_card_is_the_one_that_this_version_writes(bundle):
 def test_it_names_images_that_it_has_never_seen(bundle):
     data = open_data("fashion-40")
     clothes = data.splits["test"]
-    answers = vitrail.Classifier(bundle).predict(clothes.images, top_k=1)
-    right = [answer[0]["label"] == data.labels[label] for answer, label in zip(answers, clothes.labels, strict=True)]
-    assert np.sum(right) >= 35
+    predictions = vitrail.Classifier(bundle).predict(clothes.images, top_k=1)
+    is_correct = [
+        prediction[0]["label"] == data.labels[label]
+        for prediction, label in zip(predictions, clothes.labels, strict=True)
+    ]
+    assert np.sum(is_correct) >= 35
     assert bundle.provenance["scores"]["count"] == 10_000
     assert bundle.provenance["scores"]["split"] == "test"
     assert bundle.provenance["licence"] == "mit"
@@ -57,7 +60,7 @@ def test_it_has_the_score_that_it_states(bundle, call):
 
 
 def test_commands_know_it_by_its_name(tmp_path, monkeypatch):
-    (tmp_path / "fashion").mkdir()  # a folder of that name is not it
+    (tmp_path / "fashion").mkdir()  # the name of an embedded bundle takes precedence over a folder
     monkeypatch.chdir(tmp_path)
     done = run("info", "fashion", "--json")
     assert json.loads(done.stdout)["name"] == "ViT-Fashion/4"

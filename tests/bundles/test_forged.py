@@ -1,4 +1,5 @@
-"""Bundles from elsewhere whose documents have other values and right checksums: a result or one line, within bounds."""
+"""Forged bundles: documents with hostile values and valid checksums give a result or an error of one line, and stay
+within bounds of time and memory."""
 
 import itertools
 import json
@@ -37,11 +38,12 @@ PROVENANCE = {"objective": "classify", "steps": 3, "licence": "MIT", "damaged": 
 NUMBERS = (-1, 0, 1, 2, 3, 1000, 4096, 65_536, 10**9, 2**63, 10**400, 0.5, 8.0, -0.0, 1e308, 1e-308)
 TEXTS = ("", "x", "x" * 5000, "\u202e\x1b[2J\ud800")
 TABLES = ([], {}, [None], [1, 2], [8, 8], [1, 2, 3], [[[]]], {"a": {"b": [1]}})
-REMOVED, MORE = object(), object()
-HOSTILE = (None, True, False, *NUMBERS, float("nan"), float("inf"), *TEXTS, *TABLES, REMOVED, MORE)
+REMOVE, EXTEND = object(), object()
+HOSTILE = (None, True, False, *NUMBERS, float("nan"), float("inf"), *TEXTS, *TABLES, REMOVE, EXTEND)
 
 
-def save(name, folder):
+def save_bundle(name, folder):
+    """Save a small bundle with the model of `MODELS[name]`."""
     family = name.partition(",")[0]
     model = redraw(build(FAMILIES[family](**INPUT, **MODELS[name])))
     preprocess = Preprocess(resolution=(8, 8), crop_fraction=1.0, mean=(0.5,), std=(0.25,))
@@ -50,47 +52,48 @@ def save(name, folder):
     )
 
 
-def places(document, place=()):
-    """The way to every value of a document, itself included."""
-    yield place
-    inside = document.items() if isinstance(document, dict) else enumerate(document if type(document) is list else ())
-    for key, value in inside:
-        yield from places(value, (*place, key))
+def key_paths(document, path=()):
+    """Yield the path of keys to every value of a document, which begins with the empty path to the document itself."""
+    yield path
+    items = document.items() if isinstance(document, dict) else enumerate(document if type(document) is list else ())
+    for key, value in items:
+        yield from key_paths(value, (*path, key))
 
 
-def forged(document, place, value):
-    """The document with another value at a place; without one there; or with one more in it."""
-    if not place:
-        grown = {**document, "unheard": 1} if isinstance(document, dict) else [*document, "unheard"]
-        return grown if value is MORE else None if value is REMOVED else value
-    changed = document.copy()
-    key, *rest = place
+def forge(document, path, value):
+    """Return a copy of the document whose value at `path` is replaced, removed (`REMOVE`) or extended (`EXTEND`)."""
+    if not path:
+        extended = {**document, "unheard": 1} if isinstance(document, dict) else [*document, "unheard"]
+        return extended if value is EXTEND else None if value is REMOVE else value
+    copy = document.copy()
+    key, *rest = path
     if rest:
-        changed[key] = forged(document[key], rest, value)
-    elif value is REMOVED:
-        del changed[key]
-    elif value is MORE:
-        inside = document[key]
-        changed[key] = {**inside, "unheard": 1} if isinstance(inside, dict) else [inside, inside]
+        copy[key] = forge(document[key], rest, value)
+    elif value is REMOVE:
+        del copy[key]
+    elif value is EXTEND:
+        item = document[key]
+        copy[key] = {**item, "unheard": 1} if isinstance(item, dict) else [item, item]
     else:
-        changed[key] = value
-    return changed
+        copy[key] = value
+    return copy
 
 
 def forgeries(bundle):
-    """Every file of a bundle with every hostile value at every place."""
+    """Yield every JSON file of a bundle with every hostile value at every path: file name, path, document."""
     for name in ("config.json", "preprocess.json", "labels.json", "provenance.json", MANIFEST):
         document = json.loads((bundle / name).read_text())
-        for place, value in itertools.product(places(document), HOSTILE):
-            yield name, place, forged(document, place, value)
+        for path, value in itertools.product(key_paths(document), HOSTILE):
+            yield name, path, forge(document, path, value)
 
 
 def commands(bundle, images, output, *, inspects=True):
+    """Yield the commands that read a bundle."""
     yield "info", bundle, "--json"
     yield "predict", bundle, images / "a" / "a.png", "--json"
     yield "evaluate", bundle, images, "--json"
     yield "evaluate", bundle, images, "--protocol", "knn", "--json"
-    if inspects:  # it takes ten times as long as all of these
+    if inspects:  # takes ten times as long as the others together
         yield "inspect", bundle, images / "a" / "a.png", "--output", output, "--force", "--json"
 
 
@@ -98,28 +101,28 @@ def commands(bundle, images, output, *, inspects=True):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_forged_document_gives_a_result_or_one_line(name, count, tmp_path, call):
     bundle, copy, images = (tmp_path / part for part in ("bundle", "copy", "images"))
-    save(name, bundle)
+    save_bundle(name, bundle)
     shutil.copytree(bundle, copy)
     levels = np.random.default_rng(0).integers(0, 256, (2, 12, 14, 3), np.uint8)
     for label, pixels in zip("ab", np.repeat(levels, 2, axis=0).reshape(2, 2, 12, 14, 3), strict=True):
         (images / label).mkdir(parents=True)
-        for number, one in zip((label, "more"), pixels, strict=True):
-            Image.fromarray(one).save(images / label / f"{number}.png")
-    for words in commands(bundle, images, tmp_path / "page", inspects=count is None):
-        done = call(*words)
+        for name_stem, array in zip((label, "more"), pixels, strict=True):
+            Image.fromarray(array).save(images / label / f"{name_stem}.png")
+    for command in commands(bundle, images, tmp_path / "page", inspects=count is None):
+        done = call(*command)
         assert done.returncode == 0, done.stderr
     cases = list(forgeries(bundle))
     assert len(cases) > 1000
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    chosen = random.Random(name).sample(cases, count or len(cases))
-    for number, (file, place, document) in enumerate(chosen):
-        case = f"{file} {place}: {str(document)[:300]}"
+    sample = random.Random(name).sample(cases, count or len(cases))
+    for number, (file, path, document) in enumerate(sample):
+        case = f"{file} {path}: {str(document)[:300]}"
         (copy / file).write_text(json.dumps(document))
         if file != MANIFEST:
             remake_manifest(copy)
-        for words in commands(copy, images, tmp_path / "page", inspects=number % 12 == 0):
+        for command in commands(copy, images, tmp_path / "page", inspects=number % 12 == 0):
             began = time.process_time()
-            done = call(*words)  # an internal error fails the test
+            done = call(*command)  # an internal error fails the test
             assert time.process_time() - began < 10, case
             if done.returncode:
                 assert done.returncode in (1, 2), case
@@ -130,5 +133,5 @@ def test_a_forged_document_gives_a_result_or_one_line(name, count, tmp_path, cal
                 json.loads(done.stdout, parse_constant=pytest.fail)
         shutil.copy(bundle / file, copy)
         shutil.copy(bundle / MANIFEST, copy)
-    # In kB on Linux.
+    # ru_maxrss is in kB on Linux.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 10**6

@@ -61,7 +61,9 @@ class UserHints:
         """The configuration of the model that the user named, if any."""
         if self.model is None:
             if self.resolution is not None:
-                raise UsageError("Resolution must be given with --model, which has the patch size, got it alone.")
+                raise UsageError(
+                    "--resolution must be used with --model, which sets the patch size, got --resolution alone."
+                )
             return None
         config = zoo.find(self.model)
         return config if self.resolution is None else config.replace(resolution=self.resolution)
@@ -126,7 +128,12 @@ def convert(
     if imported.open_peer is not None:
         report["proofs"].append(
             _prove(
-                imported.verifier, imported.open_peer, imported.bundle, compared_images, ours=False, verifies=verifies
+                imported.verifier,
+                imported.open_peer,
+                imported.bundle,
+                compared_images,
+                is_output=False,
+                verifies=verifies,
             )
         )
     if target is None:
@@ -181,7 +188,7 @@ def _import_local(source: str, hints: UserHints, sha256: str | None) -> Imported
     if sha256 is not None and path.is_file():
         check_sha256(sha256, checksum(path), path)
     elif sha256 is not None:
-        raise UsageError(f"--sha256 must be of a file, got {source!r}.")
+        raise UsageError(f"--sha256 must be used with a single file, got the folder {source!r}.")
     if path.name == "model.safetensors" and _is_bundle(path.parent):
         path = path.parent
     if source in EMBEDDED or _is_bundle(path):
@@ -297,7 +304,7 @@ def _check_hinted_config(hinted: ModelConfig | None, inferred: ModelConfig) -> N
         hinted_value, inferred_value = getattr(hinted, name, None), getattr(inferred, name, None)
         if hinted_value != inferred_value:
             raise UsageError(
-                f"Model must be what the file holds, got --model {hinted.name} with {name} {hinted_value}"
+                f"Model must be the one in the file, got --model {hinted.name} with {name} {hinted_value}"
                 f" for a file with {inferred_value}."
             )
 
@@ -383,15 +390,15 @@ def _write_in_format(
     notes = target.check(bundle)
     if bundle.answer != SINGLE_LABEL:
         notes = [*notes, f"{target.name} cannot store that the model predicts several labels: apply a sigmoid"]
-    theirs = split_tensors(target.entries(config), bundle.model.state_dict())
+    library_tensors = split_tensors(target.entries(config), bundle.model.state_dict())
     with atomic_folder(destination, force=force) as folder:
-        target.write(theirs, folder / target.file)
+        target.write(library_tensors, folder / target.file)
         for name, document in target.documents(bundle).items():
             write_json(folder / name, document)
         if card := target.card(bundle):
             write_text(folder / CARD, card)
         open_peer = functools.partial(target.open_written, config, folder)
-        proof = _prove(target.verifier or target.name, open_peer, bundle, images, ours=True, verifies=verifies)
+        proof = _prove(target.verifier or target.name, open_peer, bundle, images, is_output=True, verifies=verifies)
         write_json(
             folder / "vitrail.json",
             {
@@ -412,13 +419,13 @@ def _prove(
     bundle: Bundle,
     images: list[ImageLike],
     *,
-    ours: bool,
+    is_output: bool,
     verifies: bool,
 ) -> dict[str, Any]:
     """Return the entry of the report for the proof, or for the reason why there is none."""
     if not verifies:
         return {"library": library, "not_verified": "not asked for"}
-    return try_to_prove(library, open_peer, bundle, images, ours=ours)
+    return try_to_prove(library, open_peer, bundle, images, is_output=is_output)
 
 
 def _is_bundle(path: Path) -> bool:

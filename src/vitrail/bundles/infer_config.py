@@ -39,7 +39,7 @@ def infer_heads(width: int, user_config: ModelConfig | None) -> tuple[int, str |
     if user_config is not None and user_config.heads is not None:
         if user_config.width != width:
             raise UsageError(
-                f"Model must be what the file holds, got {user_config.name} of width {user_config.width} for {width}."
+                f"Model must be the one in the file, got {user_config.name} of width {user_config.width} for {width}."
             )
         return user_config.heads, None
     if (heads := HEADS.get(width)) is not None:

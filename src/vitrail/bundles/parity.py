@@ -67,11 +67,11 @@ def prove(
 
 
 def try_to_prove(
-    library: str, open_peer: Callable[[], Forward], bundle: Bundle, images: Sequence[ImageLike], *, ours: bool
+    library: str, open_peer: Callable[[], Forward], bundle: Bundle, images: Sequence[ImageLike], *, is_output: bool
 ) -> dict[str, Any]:
     """Return the proof against the model that `open_peer` returns, or the reason why there is none.
 
-    Raise VitrailError if the library cannot open files that vitrail wrote (`ours`).
+    `is_output` says that the library opens files that vitrail wrote. Raise VitrailError if it cannot open them.
     """
     try:
         return prove(bundle.model, bundle.preprocess, open_peer(), library, images)
@@ -81,7 +81,7 @@ def try_to_prove(
         raise
     except Exception as error:  # any failure of the other library
         reason = f"{library} does not take the model ({first_line(error)[:200]})"
-        if ours:
+        if is_output:
             raise VitrailError(f"{reason}. Nothing is written. To convert anyway, use --no-verify.") from None
         return {"library": library, "not_verified": reason}
 

@@ -1,4 +1,4 @@
-"""The state-dict mappings of the families and the weight formats fit each other."""
+"""State-dict mappings of the model families, for every weight format."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Weights from a network: the Hub's real client and our own reader of addresses, against a server on this machine."""
+"""Remote sources of weights: the Hub's client and files at https addresses, against a server on this machine."""
 
 import contextlib
 import dataclasses
@@ -44,26 +44,26 @@ import huggingface_hub.errors
 
 @pytest.fixture(scope="module")
 def server():
-    found = HubServer()
-    yield found
-    found.close()
+    hub_server = HubServer()
+    yield hub_server
+    hub_server.close()
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A small ViT as timm, transformers and a bare safetensors file have it."""
+    """A folder with a small ViT in the formats of vitrail, timm, transformers and Google, without vitrail.json."""
     folder = tmp_path_factory.mktemp("published")
     vitrail.save(small(), folder / "ours")
     for to in ("timm", "huggingface", "google"):
         convert(str(folder / "ours"), folder / to, to, verifies=False, images=CLOTHES)
-        for ours in ("vitrail.json", "manifest.json", "README.md"):
-            (folder / to / ours).unlink(missing_ok=True)
+        for name in ("vitrail.json", "manifest.json", "README.md"):
+            (folder / to / name).unlink(missing_ok=True)
     return folder
 
 
 @pytest.fixture
 def hub(server, published, tmp_path, monkeypatch):
-    """The server as the only Hub, with an empty cache and no other address in reach."""
+    """The test server as the Hub, with an empty cache. Connections to other machines fail the test."""
     server.repositories.clear()
     server.files.clear()
     server.faults.clear()
@@ -83,11 +83,11 @@ def hub(server, published, tmp_path, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _, sleep=time.sleep: sleep(0.01))  # the client waits between attempts
     connect = socket.socket.connect
 
-    def only_here(self, address):
+    def connect_locally(self, address):
         assert not isinstance(address, tuple) or address[0] in ("127.0.0.1", "::1"), address
         return connect(self, address)
 
-    monkeypatch.setattr(socket.socket, "connect", only_here)
+    monkeypatch.setattr(socket.socket, "connect", connect_locally)
     return server
 
 
@@ -96,9 +96,9 @@ def fetch(source, **options):
 
 
 def leftovers(folder):
-    """Files of a cache with content; locks are empty or name a process, and refs are names."""
-    kept = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("lock", "CACHEDIR.TAG")]
-    return sorted(path.name for path in kept if not {"refs", ".locks", "trees"} & set(path.parts))
+    """Names of the files in a cache, without locks and the client's own bookkeeping."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("lock", "CACHEDIR.TAG")]
+    return sorted(path.name for path in files if not {"refs", ".locks", "trees"} & set(path.parts))
 
 
 # The Hub
@@ -106,12 +106,12 @@ def leftovers(folder):
 
 def test_a_repository_is_fetched_once_then_read_from_the_cache_then_offline(hub, tmp_path, monkeypatch):
     commit = hub.repositories["timm/small"]["commit"]
-    found = fetch("hf:timm/small")
+    imported = fetch("hf:timm/small")
     weights = hub.repositories["timm/small"]["files"]["model.safetensors"]
     digest = hashlib.sha256(weights).hexdigest()
     source = {"address": f"hf:timm/small@{commit}", "sha256": {"model.safetensors": digest}}
-    assert found.bundle.provenance["source"] == source
-    assert found.bundle.labels == small().labels
+    assert imported.bundle.provenance["source"] == source
+    assert imported.bundle.labels == small().labels
     assert hub.asked("GET", "/cdn/") == [f"/cdn/{digest}"]
     agents = " ".join(headers.get("user-agent", "") for _, _, headers in hub.requests)
     assert "telemetry" not in agents
@@ -122,8 +122,8 @@ def test_a_repository_is_fetched_once_then_read_from_the_cache_then_offline(hub,
     hub.requests.clear()
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     offline = fetch("hf:timm/small")
-    assert (hub.requests, offline.notes) == ([], found.notes)
-    assert again.bundle.provenance == offline.bundle.provenance == found.bundle.provenance
+    assert (hub.requests, offline.notes) == ([], imported.notes)
+    assert again.bundle.provenance == offline.bundle.provenance == imported.bundle.provenance
 
 
 def test_only_what_is_needed_is_fetched_and_safetensors_before_pickles(hub, published):
@@ -131,8 +131,8 @@ def test_only_what_is_needed_is_fetched_and_safetensors_before_pickles(hub, publ
     more = {"pytorch_model.bin": b"never", "tf_model.h5": b"never", "onnx/model.onnx": b"never", "script.py": b"never"}
     hub.publish("timm/more", {**files, **more, "README.md": b"---\nlicense: mit\n---\n"})
     assert fetch("hf:timm/more").bundle.provenance["licence"] == "mit"
-    asked = {path.rpartition("/")[2] for path in hub.asked("HEAD")}
-    assert asked == {"README.md", "config.json", "model.safetensors"}
+    requested = {path.rpartition("/")[2] for path in hub.asked("HEAD")}
+    assert requested == {"README.md", "config.json", "model.safetensors"}
 
 
 def test_load_and_create_fetch_what_the_user_named_and_nothing_else(hub, published, tmp_path, monkeypatch, capsys):
@@ -168,16 +168,16 @@ def test_a_revision_is_kept_apart(hub, published):
     with pytest.raises(UsageError, match=r"Revision must be one of hf:timm/small, got 'v9'\."):
         fetch("hf:timm/small@v9")
     second = hub.publish("timm/small", published / "huggingface")
-    found = fetch("hf:timm/small")
-    assert found.fetched.address.endswith(second)
-    assert found.library == "huggingface"
+    imported = fetch("hf:timm/small")
+    assert imported.fetched.address.endswith(second)
+    assert imported.library == "huggingface"
 
 
 def test_a_renamed_repository_is_found_and_said(hub, monkeypatch):
     hub.repositories["old/name"] = {"renamed": "timm/small", "files": {}, "commit": ""}
-    found = fetch("hf:old/name")
-    assert found.notes[0] == "hf:old/name is now called hf:timm/small"
-    assert found.fetched.address.startswith("hf:timm/small@")
+    imported = fetch("hf:old/name")
+    assert imported.notes[0] == "hf:old/name is now called hf:timm/small"
+    assert imported.fetched.address.startswith("hf:timm/small@")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert fetch("hf:old/name").fetched.path.is_dir()
 
@@ -195,9 +195,9 @@ def test_sharded_weights_and_pickles_and_odd_names(hub, published, tmp_path):
     hub.publish(
         "me/shards", {**files, "model.safetensors.index.json": json.dumps(index).encode(), "config.json": config}
     )
-    found = fetch("hf:me/shards")
-    assert sorted(found.fetched.weights) == sorted(files)
-    with pytest.raises(UsageError, match="--sha256 must be of one file"):
+    imported = fetch("hf:me/shards")
+    assert sorted(imported.fetched.weights) == sorted(files)
+    with pytest.raises(UsageError, match="--sha256 must be used with a single file"):
         fetch("hf:me/shards", sha256="0" * 64)
     torch.save(tensors, tmp_path / "odd-name.pth")
     hub.publish("me/odd", {"odd-name.pth": (tmp_path / "odd-name.pth").read_bytes(), "config.json": config})
@@ -277,8 +277,8 @@ def test_faults_that_last_leave_one_line_and_no_file(hub, tmp_path, call, fault)
     assert expected in done.stderr
     assert not (tmp_path / "out").exists()
     config = hub.repositories["timm/small"]["files"]["config.json"]
-    kept = leftovers(tmp_path / "hub")
-    assert {path.read_bytes() for path in (tmp_path / "hub").rglob("*") if path.name in kept} == {config}
+    names = leftovers(tmp_path / "hub")
+    assert {path.read_bytes() for path in (tmp_path / "hub").rglob("*") if path.name in names} == {config}
     hub.faults.clear()
     assert fetch("hf:timm/small").tensors
 
@@ -301,15 +301,15 @@ def test_a_listing_that_fails_falls_back_to_the_cache_with_a_note(hub):
     "body", [b"<html>log in</html>", b"null", b"[]", b"{}", b'{"id": "timm/small", "sha": "../../x", "siblings": []}']
 )
 def test_what_answers_instead_of_the_hub_is_one_line_or_the_cache(hub, tmp_path, call, body):
-    answer = {"status": 200, "body": body, "Content_Length": str(len(body)), "Content_Type": "text/html"}
-    hub.faults["/api/models"] += [answer]
+    response = {"status": 200, "body": body, "Content_Length": str(len(body)), "Content_Type": "text/html"}
+    hub.faults["/api/models"] += [response]
     done = call("convert", "hf:timm/small", tmp_path / "out")
     assert done.returncode == 1
     reason = "The Hub cannot be reached (the response is not from the Hub)"
     assert done.stderr.startswith(f"vitrail: {reason}, and hf:timm/small is")
     assert leftovers(tmp_path / "hub") == []
     fetch("hf:timm/small")
-    hub.faults["/api/models"] += [answer]
+    hub.faults["/api/models"] += [response]
     assert f"{reason}: the copy in the cache is used" in fetch("hf:timm/small").notes
 
 
@@ -340,9 +340,9 @@ def test_a_file_that_cannot_be_read_leaves_the_cache(hub, tmp_path):
 
 
 def test_a_hash_can_be_demanded(hub, tmp_path, call):
-    right = hashlib.sha256(hub.repositories["timm/small"]["files"]["model.safetensors"]).hexdigest()
-    assert fetch("hf:timm/small", sha256=right.upper()).tensors
-    with pytest.raises(CorruptFileError, match=f"must have the SHA-256 {'0' * 64}, got {right}"):
+    digest = hashlib.sha256(hub.repositories["timm/small"]["files"]["model.safetensors"]).hexdigest()
+    assert fetch("hf:timm/small", sha256=digest.upper()).tensors
+    with pytest.raises(CorruptFileError, match=f"must have the SHA-256 {'0' * 64}, got {digest}"):
         fetch("hf:timm/small", sha256="0" * 64)
     with pytest.raises(UsageError, match="SHA-256 must be 64 hexadecimal digits, got 'abc'"):
         fetch("hf:timm/small", sha256="abc")
@@ -364,7 +364,7 @@ def test_a_full_disk_is_one_line(hub, tmp_path, call):
 
 @pytest.mark.parametrize("to", ["timm", "huggingface"])
 def test_what_we_write_is_uploaded_as_it_is_and_opens_from_the_hub(hub, published, tmp_path, monkeypatch, to):
-    """By the client's own `upload_folder`; then the library, and we, open what has arrived."""
+    """The client's `upload_folder` uploads the folder; the library and vitrail open the repository."""
     peer = import_peer("timm" if to == "timm" else "transformers")
     monkeypatch.setenv("HF_TOKEN", hub.token)
     bundle = dataclasses.replace(small(), provenance={"licence": "CC BY 4.0"})
@@ -373,12 +373,12 @@ def test_what_we_write_is_uploaded_as_it_is_and_opens_from_the_hub(hub, publishe
     api = huggingface_hub.HfApi(endpoint=hub.address)  # the module's own one keeps the address it was imported with
     api.create_repo("me/mine", exist_ok=True)
     api.upload_folder(repo_id="me/mine", folder_path=tmp_path / to)
-    arrived = hub.uploads.pop("me/mine")
-    assert sorted(arrived) == sorted(path.name for path in (tmp_path / to).iterdir())
-    card = huggingface_hub.ModelCard(arrived["README.md"].decode()).data
+    uploaded = hub.uploads.pop("me/mine")
+    assert sorted(uploaded) == sorted(path.name for path in (tmp_path / to).iterdir())
+    card = huggingface_hub.ModelCard(uploaded["README.md"].decode()).data
     assert (card.library_name, card.pipeline_tag) == (peer.__name__, "image-classification")
     assert (card.license, card.license_name) == ("other", "CC BY 4.0")
-    hub.publish("me/mine", arrived)
+    hub.publish("me/mine", uploaded)
     if to == "timm":
         theirs = peer.create_model("hf-hub:me/mine", pretrained=True, cache_dir=tmp_path / "hub").eval()
     else:
@@ -394,7 +394,7 @@ def test_what_we_write_is_uploaded_as_it_is_and_opens_from_the_hub(hub, publishe
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["timm", "huggingface", "safetensors"])
 def test_deit_through_the_hub_scores_what_it_is_known_for(hub, shared, tmp_path, form):
-    """As timm, as transformers, and as a single file publish it: proved, and 356 of 500 photos right."""
+    """Published as by timm, by transformers and as a single file: proved, and 356 of 500 photos are correct."""
     import_peer("transformers" if form == "huggingface" else "timm")
     files = {path.name: path.read_bytes() for path in (shared / "deit-ti16").iterdir()}
     hints = UserHints()
@@ -420,7 +420,7 @@ def test_an_interrupted_fetch_is_one_line_and_leaves_nothing(hub, tmp_path, call
     assert leftovers(tmp_path / "hub") == []
 
 
-ALONE = """
+ISOLATED_SCRIPT = """
 import os, subprocess, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
@@ -430,26 +430,26 @@ server.publish("timm/small", Path({folder!r}))
 server.files["small.safetensors"] = (Path({folder!r}) / "model.safetensors").read_bytes()
 os.environ["HF_ENDPOINT"] = server.address
 for number, source in enumerate(("hf:timm/small", f"{{server.storage}}/files/small.safetensors", "hf:timm/none")):
-    words = [sys.executable, "-m", "vitrail", "convert", source, f"out-{{number}}", "--no-verify"]
-    print(subprocess.run(words, check=False).returncode)
+    command = [sys.executable, "-m", "vitrail", "convert", source, f"out-{{number}}", "--no-verify"]
+    print(subprocess.run(command, check=False).returncode)
 os.environ["HF_ENDPOINT"] = "https://huggingface.co"
 for number, source in enumerate(("hf:timm/small", "hf:timm/other"), 3):
-    words = [sys.executable, "-m", "vitrail", "convert", source, f"out-{{number}}", "--no-verify"]
-    print(subprocess.run(words, check=False).returncode)
+    command = [sys.executable, "-m", "vitrail", "convert", source, f"out-{{number}}", "--no-verify"]
+    print(subprocess.run(command, check=False).returncode)
 """
 
 
 @pytest.mark.slow
 def test_with_the_network_cut_only_the_server_on_this_machine_is_needed(published, tmp_path):
-    """In a network of its own, which has nothing but this machine: the real Hub is then behind a wall."""
-    script = ALONE.format(tests=str(ROOT), folder=str(published / "timm"))
-    alone = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-    if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no network of its own can be made here")
+    """In a network namespace with only the loopback device, so that the real Hub cannot be reached."""
+    script = ISOLATED_SCRIPT.format(tests=str(ROOT), folder=str(published / "timm"))
+    isolate = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    if not shutil.which("unshare") or subprocess.run([*isolate, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("unshare cannot create a network namespace")
     environment = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "VITRAIL_HOME": str(tmp_path / "home")}
     environment["PYTHONPATH"] = str(Path(vitrail.__file__).parents[1])
-    words = [*alone, sys.executable, "-c", script]
-    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = [*isolate, sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     codes = [line for line in done.stdout.splitlines() if line.isdecimal()]
     assert codes == ["0", "0", "2", "0", "1"], done.stderr
     assert "note: The Hub cannot be reached (" in done.stderr
@@ -473,7 +473,7 @@ def test_a_file_is_fetched_once_then_only_asked_for(hub, published, tmp_path):
     assert vitrail.load(tmp_path / "out").provenance["source"] == report["source"]
     fetch(address)
     assert [headers.get("if-none-match") is None for _, _, headers in hub.requests] == [True, False]
-    fetch(address, sha256=digest)  # it is known to be the one: not even asked for
+    fetch(address, sha256=digest)  # the cached file has this hash, so nothing is requested
     assert len(hub.requests) == 2
     hub.files["small.npz"] = (published / "timm" / "model.safetensors").read_bytes()
     with pytest.raises(CorruptFileError, match="does not match its file type"):
@@ -508,8 +508,8 @@ def test_a_new_version_that_is_cut_leaves_the_old_copy_and_is_resumed(hub, publi
     fetch(address)
     serve(hub, published, "huggingface")
     hub.faults["/files/"] += [("cut", 700)] + [("cut", 0)] * 20
-    found = fetch(address)
-    assert (found.library, "the copy in the cache is used" in found.notes[0]) == ("timm", True)
+    imported = fetch(address)
+    assert (imported.library, "the copy in the cache is used" in imported.notes[0]) == ("timm", True)
     hub.faults.clear()
     hub.requests.clear()
     assert fetch(address).library == "huggingface"
@@ -532,42 +532,48 @@ def test_a_file_that_changed_meanwhile_starts_anew(hub, published):
 
 
 def test_a_rest_of_another_version_is_not_joined(hub, published):
-    """Whatever a server that does not know If-Range sends."""
+    """Responses of servers that ignore If-Range."""
     address = serve(hub, published)
     content, etag = hub.files["small.safetensors"], hashlib.md5(hub.files["small.safetensors"]).hexdigest()
     size, rest = len(content), b"\0" * (len(content) - 700)
-    place = f"bytes 700-{size - 1}/{size}"
-    for other in (
-        {"ETag": '"other"', "Content_Range": place},
-        {"Last_Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "Content_Range": place},
-        {"Content_Range": place},
+    content_range = f"bytes 700-{size - 1}/{size}"
+    for headers in (
+        {"ETag": '"other"', "Content_Range": content_range},
+        {"Last_Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "Content_Range": content_range},
+        {"Content_Range": content_range},
         {"ETag": f'"{etag}"', "Content_Range": f"bytes 700-{size - 1}/*"},
         {"ETag": f'"{etag}"', "Content_Range": f"bytes 701-{size - 1}/{size}"},
     ):
         hub.faults["/files/"] += [
             ("cut", 700),
-            {"status": 206, "body": rest, "Content_Length": str(len(rest)), **other},
+            {"status": 206, "body": rest, "Content_Length": str(len(rest)), **headers},
         ]
-        found = fetch(address).fetched
-        assert found.path.read_bytes() == content
-        found.discard()
+        download = fetch(address).fetched
+        assert download.path.read_bytes() == content
+        download.discard()
     part = {"ETag": f'"{etag}"', "Content_Range": f"bytes 700-799/{size}", "Content_Length": "100"}
     hub.faults["/files/"] += [("cut", 700), {"status": 206, "body": content[700:800], **part}]
     hub.requests.clear()
-    found = fetch(address).fetched
-    assert found.path.read_bytes() == content
+    download = fetch(address).fetched
+    assert download.path.read_bytes() == content
     assert [headers.get("range") for _, _, headers in hub.requests] == [None, "bytes=700-", "bytes=800-"]
-    found.discard()
+    download.discard()
     hub.requests.clear()
-    wrong = {"status": 206, "body": rest, "Content_Length": str(len(rest)), "ETag": '"other"', "Content_Range": place}
-    hub.faults["/files/"] += [("cut", 700), wrong] * 40
+    wrong_version = {
+        "status": 206,
+        "body": rest,
+        "Content_Length": str(len(rest)),
+        "ETag": '"other"',
+        "Content_Range": content_range,
+    }
+    hub.faults["/files/"] += [("cut", 700), wrong_version] * 40
     with pytest.raises(VitrailError, match="cannot be fetched"):
         fetch(address)
     assert len(hub.requests) < 10
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("response", "reason"),
     [
         ({"status": 206, "body": b"PK\3\4", "Content_Length": "4", "Content_Range": "bytes 0-3/9"}, "206 Partial"),
         ({"status": 204}, "the server answers 204 No Content, which is not a complete file"),
@@ -578,8 +584,8 @@ def test_a_rest_of_another_version_is_not_joined(hub, published):
         ({"status": 302, "Location": "http://[::1", "Content_Length": "0"}, "an address that cannot be read"),
     ],
 )
-def test_an_answer_that_is_no_whole_file_is_refused(hub, tmp_path, call, answer, reason):
-    hub.faults["/files/"] += [answer]
+def test_an_answer_that_is_no_whole_file_is_refused(hub, tmp_path, call, response, reason):
+    hub.faults["/files/"] += [response]
     done = call("convert", f"{hub.storage}/files/x.npz", tmp_path / "out")
     assert done.returncode == 2, done.stderr
     assert f"got '{hub.storage}/files/x.npz' (" in done.stderr
@@ -615,10 +621,10 @@ def test_addresses_that_give_nothing(hub, tmp_path, call, address, message):
     hub.files |= {"page.npz": b"<html>log in</html>", "huge.npz": b"PK", "torn.npz": b"PK\3\4 torn"}
     hub.faults["huge.npz"] = [("size", 16 * 2**30 + 1)]
     done = call("convert", address.replace("HUB", f"{hub.storage}/files"), tmp_path / "out")
-    said = done.stderr.replace(f"{hub.storage}/files", "HUB").splitlines()
+    lines = done.stderr.replace(f"{hub.storage}/files", "HUB").splitlines()
     assert done.returncode in (1, 2)
-    assert message in said[-1]
-    assert [line for line in said if not line.startswith(("fetching ", "vitrail: "))] == []
+    assert message in lines[-1]
+    assert [line for line in lines if not line.startswith(("fetching ", "vitrail: "))] == []
     assert not (tmp_path / "out").exists()
     assert leftovers(tmp_path / "home") == []
 
@@ -628,9 +634,10 @@ def test_another_hash_than_demanded_is_not_kept(hub, published, tmp_path, call):
     assert done.returncode == 1
     assert f"must have the SHA-256 {'0' * 64}, got " in done.stderr
     assert leftovers(tmp_path / "home") == []
-    here = published / "timm" / "model.safetensors"
-    assert "must have the SHA-256" in call("convert", here, tmp_path / "out", "--sha256", "0" * 64).stderr
-    assert "--sha256 must be of a file" in call("convert", here.parent, tmp_path / "out", "--sha256", "0" * 64).stderr
+    local_file = published / "timm" / "model.safetensors"
+    options = (tmp_path / "out", "--sha256", "0" * 64)
+    assert "must have the SHA-256" in call("convert", local_file, *options).stderr
+    assert "--sha256 must be used with a single file" in call("convert", local_file.parent, *options).stderr
 
 
 def test_without_a_connection_the_copy_is_used_and_said(hub, published):
@@ -656,15 +663,15 @@ def test_a_full_disk_keeps_nothing(hub, published, tmp_path, call):
 
 
 def test_what_cannot_be_resumed_is_not_kept(hub, published, tmp_path, call):
-    """A server that names no version of its file cannot be asked for the rest of it."""
+    """Without a version of the file (ETag or date), its rest cannot be requested."""
     content = (published / "timm" / "model.safetensors").read_bytes()
     cut = {"status": 200, "body": content[:9000], "Content_Length": str(len(content))}
     chunk = {"status": 200, "body": b"10\r\n" + content[:8], "Transfer_Encoding": "chunked"}
-    for answer, reason in (
+    for response, reason in (
         (cut, f"ended after 9,000 of {len(content):,} bytes"),
         (chunk, "the connection ended early"),
     ):
-        hub.faults["/files/"] = [answer] * 9
+        hub.faults["/files/"] = [response] * 9
         done = call("convert", f"{hub.storage}/files/x.safetensors", tmp_path / "out")
         assert done.returncode == 1
         assert f"({reason}). Or fetch it" in done.stderr.splitlines()[-1].replace(
@@ -676,75 +683,74 @@ def test_what_cannot_be_resumed_is_not_kept(hub, published, tmp_path, call):
 @pytest.mark.parametrize("state", ['{"validator": 5, "sha256": 3}', '{"part": "a\\nb"}', "[" * 10**5, "{}", "x"])
 def test_a_state_that_others_wrote_is_not_believed(hub, published, state):
     address = serve(hub, published)
-    found = fetch(address).fetched
-    (found.path.parent / "state.json").write_text(state)
-    found.path.with_name("small.safetensors.part").write_bytes(b"other")
+    download = fetch(address).fetched
+    (download.path.parent / "state.json").write_text(state)
+    download.path.with_name("small.safetensors.part").write_bytes(b"other")
     assert fetch(address).fetched.path.read_bytes() == hub.files["small.safetensors"]
 
 
 def test_a_broken_secure_connection_is_resumed(hub, published, monkeypatch):
-    copy, left = web._copy_stream, [2]
+    copy_stream, errors = web._copy_stream, [ssl.SSLEOFError(8, "EOF occurred in violation of protocol")] * 2
 
-    def broken(answer, file, *rest):
-        if left[0]:
-            left[0] -= 1
-            file.write(answer.read(1000))
-            raise ssl.SSLEOFError(8, "EOF occurred in violation of protocol")
-        return copy(answer, file, *rest)
+    def break_twice(response, file, *arguments):
+        if errors:
+            file.write(response.read(1000))
+            raise errors.pop()
+        return copy_stream(response, file, *arguments)
 
-    monkeypatch.setattr(web, "_copy_stream", broken)
-    found = fetch(serve(hub, published)).fetched
-    assert found.path.read_bytes() == hub.files["small.safetensors"]
+    monkeypatch.setattr(web, "_copy_stream", break_twice)
+    download = fetch(serve(hub, published)).fetched
+    assert download.path.read_bytes() == hub.files["small.safetensors"]
     assert hub.requests[-1][2]["range"] == "bytes=2000-"
 
 
 def test_a_cache_that_is_in_the_way_is_one_line(hub, published, tmp_path, call):
     address = serve(hub, published)
-    found = fetch(address).fetched
-    found.discard()
-    found.path.mkdir()
+    download = fetch(address).fetched
+    download.discard()
+    download.path.mkdir()
     done = call("convert", address, tmp_path / "out")
     assert done.returncode == 1
     assert done.stderr.endswith("cannot be used (Is a directory). Remove it, or set VITRAIL_HOME to another folder.\n")
 
 
 def test_a_read_only_cache_gives_what_it_has_and_a_full_one_is_one_line(hub, published, tmp_path, monkeypatch, call):
-    """Real file systems: root alone can make them."""
-    place = tmp_path / "mount"
-    place.mkdir()
+    """On real file systems, which only root can mount."""
+    folder = tmp_path / "mount"
+    folder.mkdir()
 
-    def mount(*words):
-        return subprocess.run(["mount", *words, place], capture_output=True, check=False).returncode == 0
+    def mount(*options):
+        return subprocess.run(["mount", *options, folder], capture_output=True, check=False).returncode == 0
 
     if os.getuid() != 0 or not shutil.which("mount") or not mount("-t", "tmpfs", "-o", "size=256k", "tmpfs"):
-        pytest.skip("to mount a file system, be root")
+        pytest.skip("only root can mount a file system")
     try:
-        monkeypatch.setenv("VITRAIL_HOME", str(place))
+        monkeypatch.setenv("VITRAIL_HOME", str(folder))
         address = serve(hub, published)
         assert "do not fit on the disk" in call("convert", address, tmp_path / "out").stderr
         chunks = {"status": 200, "body": b"60000\r\n" + hub.files["small.safetensors"][: 6 * 16**4] + b"\r\n0\r\n\r\n"}
         hub.faults["/files/"] = [{**chunks, "Transfer_Encoding": "chunked"}]
         assert "(No space left on device)" in call("convert", address, tmp_path / "out").stderr
-        assert leftovers(place) == []
+        assert leftovers(folder) == []
         assert mount("-o", "remount,size=8m")
-        bring = web.Web().fetch  # without reading it, which would keep the file system busy
-        bring(address, None)
+        fetch_file = web.Web().fetch  # without reading the file, which would keep the file system busy
+        fetch_file(address, None)
         assert mount("-o", "remount,ro")
-        assert bring(address, None).notes == ()
+        assert fetch_file(address, None).notes == ()
         hub.faults["/files/"] = [503] * 9
-        assert bring(address, None).notes[0].endswith("the copy in the cache is used")
+        assert fetch_file(address, None).notes[0].endswith("the copy in the cache is used")
         assert "(Read-only file system)" in call("convert", f"{hub.storage}/files/y.npz", tmp_path / "out").stderr
     finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-# Servers that do not end, and addresses that are not public
+# Servers whose responses do not end, and addresses that are not public
 
 
-class Stream:
-    """A server that sends the same pieces of bytes to everybody, until the client leaves."""
+class StreamServer:
+    """A server that sends the same chunks of bytes to every client, until the client disconnects."""
 
-    def __init__(self, pieces, host="127.0.0.1"):
+    def __init__(self, chunks, host="127.0.0.1"):
         stream = self
         self.requests = []
 
@@ -754,8 +760,8 @@ class Stream:
                 while self.rfile.readline().strip():
                     pass
                 with contextlib.suppress(OSError):
-                    for piece in pieces():
-                        self.wfile.write(piece)
+                    for chunk in chunks():
+                        self.wfile.write(chunk)
 
         self._server = socketserver.ThreadingTCPServer((host, 0), Handler)
         self._server.daemon_threads = True
@@ -770,8 +776,8 @@ class Stream:
         self._server.server_close()
 
 
-def dripped(content):
-    """Bytes one by one, and after them the last one for ever."""
+def drip(content):
+    """Yield single bytes slowly, and then the last byte without end."""
     for byte in itertools.chain(content, itertools.repeat(content[-1])):
         time.sleep(0.02)
         yield bytes([byte])
@@ -789,18 +795,18 @@ def impatient(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "pieces",
+    "chunks",
     [
-        lambda: dripped(OK),
-        lambda: itertools.chain([OK], dripped(b"X-Header: y")),
-        lambda: itertools.chain([OK + b"Content-Length: 999999\r\n\r\nPK"], dripped(b"x")),
-        lambda: itertools.chain([OK + b"Transfer-Encoding: chunked\r\n\r\n"], dripped(b"0")),
+        lambda: drip(OK),
+        lambda: itertools.chain([OK], drip(b"X-Header: y")),
+        lambda: itertools.chain([OK + b"Content-Length: 999999\r\n\r\nPK"], drip(b"x")),
+        lambda: itertools.chain([OK + b"Transfer-Encoding: chunked\r\n\r\n"], drip(b"0")),
         lambda: itertools.chain([OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n"], itertools.repeat(b"a: b\r\n" * 999)),
         lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 999),
     ],
 )
-def test_an_answer_that_drips_or_never_ends_is_one_line(impatient, call, tmp_path, pieces):
-    with Stream(pieces) as stream:
+def test_an_answer_that_drips_or_never_ends_is_one_line(impatient, call, tmp_path, chunks):
+    with StreamServer(chunks) as stream:
         start = time.monotonic()
         done = call("convert", stream.address, tmp_path / "out")
     assert done.returncode == 1
@@ -811,17 +817,17 @@ def test_an_answer_that_drips_or_never_ends_is_one_line(impatient, call, tmp_pat
 
 def test_attempts_that_bring_a_byte_each_end(impatient, call, tmp_path):
     head = OK + b'ETag: "a"\r\nContent-Length: 99999\r\n\r\n'
-    place = itertools.count(2)
+    offsets = itertools.count(2)
 
-    def pieces():
+    def chunks():
         time.sleep(0.05)
         if stream.requests[1:]:
-            at = next(place)
-            rest = f"Content-Range: bytes {at}-99998/99999\r\nContent-Length: {99999 - at}\r\n\r\n"
-            return [b'HTTP/1.1 206 Partial Content\r\nETag: "a"\r\n' + rest.encode() + b"x"]
+            offset = next(offsets)
+            headers = f"Content-Range: bytes {offset}-99998/99999\r\nContent-Length: {99999 - offset}\r\n\r\n"
+            return [b'HTTP/1.1 206 Partial Content\r\nETag: "a"\r\n' + headers.encode() + b"x"]
         return [head + b"PK"]
 
-    with Stream(pieces) as stream:
+    with StreamServer(chunks) as stream:
         done = call("convert", stream.address, tmp_path / "out")
     assert done.returncode == 1
     assert "the connection ended after" in done.stderr.splitlines()[-1]
@@ -831,7 +837,9 @@ def test_attempts_that_bring_a_byte_each_end(impatient, call, tmp_path):
 def test_the_body_of_a_redirect_is_not_read(impatient, call, tmp_path):
     """urllib would read it into memory."""
     redirect = b"HTTP/1.1 302 Found\r\nLocation: /y.npz\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with Stream(lambda: itertools.chain([redirect], itertools.repeat(b"ffff\r\n" + bytes(0xFFFF) + b"\r\n"))) as stream:
+    with StreamServer(
+        lambda: itertools.chain([redirect], itertools.repeat(b"ffff\r\n" + bytes(0xFFFF) + b"\r\n"))
+    ) as stream:
         done = call("convert", stream.address, tmp_path / "out")
     assert done.returncode == 2
     assert "redirect error that would lead to an infinite loop" in done.stderr
@@ -839,18 +847,18 @@ def test_the_body_of_a_redirect_is_not_read(impatient, call, tmp_path):
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
 def test_a_public_address_does_not_lead_to_a_private_one(impatient, call, tmp_path, monkeypatch, name):
-    """The first server is taken for public; the second, on this machine, gets no request."""
+    """The first server counts as public; the second, on this machine, gets no request."""
     is_public = transport.is_public
     monkeypatch.setattr(transport, "is_public", lambda host: host == "127.0.0.2" or is_public(host))
-    with Stream(lambda: [OK + b"Content-Length: 2\r\n\r\nPK"]) as private:
+    with StreamServer(lambda: [OK + b"Content-Length: 2\r\n\r\nPK"]) as private:
         target = private.address.replace("127.0.0.1", name).encode()
         answer = b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + target + b"\r\n\r\n"
-        with Stream(lambda: [answer], host="127.0.0.2") as public:
+        with StreamServer(lambda: [answer], host="127.0.0.2") as public:
             done = call("convert", public.address, tmp_path / "out")
         assert (len(public.requests), len(private.requests)) == (1, 0)
         assert done.returncode == 2
         assert re.search(r"it redirects to (127.0.0.1|::1), which is not a public address", done.stderr)
-        with Stream(lambda: [answer]) as typed:  # a private one, so that the other may be private, too
+        with StreamServer(lambda: [answer]) as typed:  # a private one, so that the other may be private, too
             call("convert", typed.address, tmp_path / "out")
         assert (len(typed.requests), len(private.requests)) == (1, 1)
 
@@ -867,7 +875,7 @@ def test_a_name_that_changes_its_address_is_connected_to_as_it_was_checked(impat
 
     monkeypatch.setattr(socket, "getaddrinfo", rebind)
     answer = b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: /y.npz\r\n\r\n"
-    with Stream(lambda: [answer], host="127.0.0.2") as public:
+    with StreamServer(lambda: [answer], host="127.0.0.2") as public:
         done = call("convert", public.address.replace("127.0.0.2", "localhost"), tmp_path / "out")
     assert (len(times), len(public.requests)) == (2, 1)
     assert "it redirects to 127.0.0.1, which is not a public address" in done.stderr
@@ -895,14 +903,14 @@ def certificate(tmp_path_factory):
     folder = tmp_path_factory.mktemp("certificate")
     if not shutil.which("openssl"):
         pytest.skip("openssl is not installed")
-    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    words += ["-addext", "subjectAltName=DNS:localhost", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
-    subprocess.run(words, check=True, capture_output=True)
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
+    subprocess.run(command, check=True, capture_output=True)
     return folder
 
 
 def test_a_secure_address_is_fetched_and_does_not_lead_to_an_insecure_one(hub, published, certificate, monkeypatch):
-    """The same server, behind TLS."""
+    """The Hub server, behind TLS."""
     secure = HubServer()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
@@ -923,50 +931,51 @@ def test_a_secure_address_is_fetched_and_does_not_lead_to_an_insecure_one(hub, p
 # Processes
 
 
-SLOW = """
+SLOW_SCRIPT = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
 sys.path.insert(0, {tests!r})
 from vitrail.bundles.remote import web
 web.CHUNK = 20_000
-read = web._copy_stream
-class Slow:
-    def __init__(self, answer): self.answer = answer
+copy_stream = web._copy_stream
+class SlowResponse:
+    def __init__(self, response): self.response = response
     def read(self, size):
         time.sleep(0.05)
-        return self.answer.read(size)
-web._copy_stream = lambda answer, *rest: read(Slow(answer), *rest)
+        return self.response.read(size)
+web._copy_stream = lambda response, *arguments: copy_stream(SlowResponse(response), *arguments)
 print(web.Web().fetch({address!r}, None).weights, flush=True)
 """
 
 
-def start(address, home):
-    script = SLOW.format(tests=str(ROOT), address=address)
+def start_fetching(address, home):
+    """Start a process that fetches an address slowly and prints the hashes of its files."""
+    script = SLOW_SCRIPT.format(tests=str(ROOT), address=address)
     environment = {**os.environ, "VITRAIL_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", script]
-    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", script]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_two_processes_fetch_one_file_once_and_an_interrupted_one_goes_on(server, published, tmp_path):
     server.faults.clear()
     address = serve(server, published)
     server.requests.clear()
-    first, second = start(address, tmp_path), start(address, tmp_path)
-    said = [process.communicate(timeout=60) for process in (first, second)]
-    assert said[0][0] == said[1][0] != "", said
+    first, second = start_fetching(address, tmp_path), start_fetching(address, tmp_path)
+    outputs = [process.communicate(timeout=60) for process in (first, second)]
+    assert outputs[0][0] == outputs[1][0] != "", outputs
     assert sorted(headers.get("if-none-match") is None for _, _, headers in server.requests) == [False, True]
     shutil.rmtree(tmp_path / "weights")
     server.requests.clear()
-    third = start(address, tmp_path)
+    third = start_fetching(address, tmp_path)
     while not [path for path in tmp_path.rglob("*.part") if path.stat().st_size]:
         time.sleep(0.01)
     third.send_signal(signal.SIGINT)
     assert third.communicate()[0] == ""
-    come = next(tmp_path.rglob("*.part")).stat().st_size
-    assert 0 < come < len(server.files["small.safetensors"])
-    fourth = start(address, tmp_path)
-    assert fourth.communicate(timeout=60)[0] == said[0][0]
-    assert server.requests[-1][2]["range"] == f"bytes={come}-"
+    part_bytes = next(tmp_path.rglob("*.part")).stat().st_size
+    assert 0 < part_bytes < len(server.files["small.safetensors"])
+    fourth = start_fetching(address, tmp_path)
+    assert fourth.communicate(timeout=60)[0] == outputs[0][0]
+    assert server.requests[-1][2]["range"] == f"bytes={part_bytes}-"
 
 
 def test_the_kinds_are_known_by_their_prefix():

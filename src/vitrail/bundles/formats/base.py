@@ -165,11 +165,11 @@ class WeightFormat(abc.ABC):
 def join_tensors(
     entries: Iterable[Entry], checkpoint: LibraryCheckpoint, left_out: Collection[str]
 ) -> dict[str, Tensor]:
-    """Join the tensors of a library's checkpoint into ours.
+    """Join the tensors of a library's checkpoint into those of our model.
 
     Raise UsageError that names missing and unknown tensors, CorruptFileError for tensors of the wrong shape or dtype.
     """
-    tensors, used, missing, ours = checkpoint.tensors, set(left_out), [], {}
+    tensors, used, missing, model_tensors = checkpoint.tensors, set(left_out), [], {}
     for entry in entries:
         used |= set(entry.theirs)
         absent = [name for name in entry.theirs if name not in tensors]
@@ -189,7 +189,7 @@ def join_tensors(
                 ) from None
             # Copied, because kernels choose their path by alignment: logits computed from a view into the file would
             # differ in the last bits.
-            ours[entry.ours] = joined.clone(memory_format=torch.contiguous_format)
+            model_tensors[entry.ours] = joined.clone(memory_format=torch.contiguous_format)
     unknown = sorted(tensors.keys() - used)
     if missing or unknown:
         problems = [f"{len(missing)} missing ({_join_first(missing)})"] if missing else []
@@ -198,19 +198,21 @@ def join_tensors(
             f"Every tensor of {str(checkpoint.path)!r} must match the model, got {' and '.join(problems)}."
             " Nothing is loaded in part."
         )
-    return ours
+    return model_tensors
 
 
-def split_tensors(entries: Iterable[Entry], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Split our tensors into those of the library. Raise UsageError if an entry for one of ours is missing."""
-    theirs: dict[str, Tensor] = {}
+def split_tensors(entries: Iterable[Entry], model_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Split the tensors of our model into those of the library. Raise UsageError for a tensor without an entry."""
+    library_tensors: dict[str, Tensor] = {}
     covered = set()
     for entry in entries:
         covered.add(entry.ours)
-        theirs |= zip(entry.theirs, (part.contiguous() for part in entry.split(ours[entry.ours])), strict=True)
-    if uncovered := sorted(ours.keys() - covered):
+        library_tensors |= zip(
+            entry.theirs, (part.contiguous() for part in entry.split(model_tensors[entry.ours])), strict=True
+        )
+    if uncovered := sorted(model_tensors.keys() - covered):
         raise UsageError(f"Model must have only tensors that the format knows, got {_join_first(uncovered)}.")
-    return theirs
+    return library_tensors
 
 
 def _join_first(names: Sequence[str]) -> str:

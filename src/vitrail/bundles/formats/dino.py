@@ -87,12 +87,13 @@ class Dino(WeightFormat):
 
     def _as_huggingface(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> dict[str, Tensor]:
         """Return facebookresearch's tensors under Hugging Face's names."""
-        theirs = checkpoint.tensors
-        ours = {
-            entry.ours: entry.join([theirs[name] for name in entry.theirs]) for entry in self.entries(config, theirs)
+        library_tensors = checkpoint.tensors
+        model_tensors = {
+            entry.ours: entry.join([library_tensors[name] for name in entry.theirs])
+            for entry in self.entries(config, library_tensors)
         }
-        tensors = split_tensors(self.entries(config, ()), ours)
-        return tensors | {"embeddings.mask_token": torch.zeros(1, ours["cls_token"].shape[-1])}
+        tensors = split_tensors(self.entries(config, ()), model_tensors)
+        return tensors | {"embeddings.mask_token": torch.zeros(1, model_tensors["cls_token"].shape[-1])}
 
 
 def _strip_prefixes(name: str) -> str:

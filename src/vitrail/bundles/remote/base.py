@@ -53,7 +53,7 @@ def check_sha256(expected: str | None, digest: str, path: str | Path) -> None:
     """Raise CorruptFileError if the user stated the SHA-256 of a file and its digest differs."""
     if expected is not None and digest != expected:
         raise CorruptFileError(
-            path=path, cause=f"must have the SHA-256 {expected}, got {digest}", advice="Nothing is kept."
+            path=path, cause=f"must have the SHA-256 {expected}, got {digest}", advice="It is not used."
         )
 
 

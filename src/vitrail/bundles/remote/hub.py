@@ -36,7 +36,9 @@ class Hub(Remote):
             raise VitrailError(f"hf:{repository} changed while it was fetched. Fetch it again.")
         if weights_name.endswith(".index.json"):
             if sha256 is not None:
-                raise UsageError(f"--sha256 must be of one file, got a repository with several: {weights_name}.")
+                raise UsageError(
+                    f"--sha256 must be used with a single file, got a repository with several: {weights_name}."
+                )
             files += [_fetch_file(client, snapshot, shard) for shard in read_index(files[0])]
         digests = {path.name: _verify_cached_file(path) for path in (*files, *documents)}
         try:
