@@ -11,7 +11,7 @@ from vitrail.models.config import PatchedConfig, Table
 from vitrail.models.positions import POSITIONS
 from vitrail.models.positions.base import Placement, Position
 
-# What a page computes in plain JavaScript while a reader moves a control: half a second.
+# Limits of `vitrail explain`, so that a forward pass in plain JavaScript takes at most half a second.
 _PAGE_PARAMETERS, _PAGE_MACS = 3_000_000, 250_000_000
 
 ResizeRule = Literal["google", "huggingface", "timm", "torchvision"]
@@ -42,7 +42,7 @@ class ViTConfig(PatchedConfig):
     representation: Literal["none", "tanh", "gelu"] = "none"
     """Hidden layer of the head, for pre-training; fine-tuning drops it (section 3.1)."""
     position: str = "learned-1d"
-    """Position embedding, or one of another package."""
+    """Position embedding; a package can add others."""
     position_at: Placement | None = None
     """Where position is added (Table 8): once at the input, in every layer, or in every layer with one shared table.
     None means the default: once for tables that are added, every layer for relative and rope-2d."""
@@ -58,9 +58,9 @@ class ViTConfig(PatchedConfig):
     attention_span: Annotated[int | None, Bounds(1, 65_536)] = None
     """Radius of the local window in patches (default 1: 3x3), or the stride (default: one row of the grid)."""
     attention_scale: Annotated[float | None, Bounds(0, below=1e6)] = None
-    """Factor of the logits of the encoder's attention: none is 1 / sqrt(D / k); 1 leaves the logits as they are."""
+    """Factor of the attention logits of the encoder: none means 1 / sqrt(D / k), 1 means unscaled logits."""
     residual: bool = True
-    """Whether each sub-layer adds to what entered it (eqs. 2-3); false replaces it."""
+    """Whether each sub-layer adds to its input (eqs. 2-3); false replaces the input."""
     norm: Literal["layer", "batch"] = "layer"
     """LayerNorm per token over D, or BatchNorm per feature over images and tokens."""
     norm_order: Literal["pre", "post"] = "pre"
@@ -80,8 +80,8 @@ class ViTConfig(PatchedConfig):
     drop_path: Annotated[float, Bounds(0, below=1)] = 0.0
     """Probability of skipping the last block in training; earlier blocks less, linearly down to 0 at the first."""
     merge: tuple[int, ...] = ()
-    """Patch tokens that join a similar one in front of each layer (token merging, arXiv 2210.09461), at most half of
-    those that are left; one number means every layer, none merges nothing. Needs position_at = once."""
+    """Patch tokens to merge into similar tokens before each layer (token merging, arXiv 2210.09461), at most half of
+    the remaining patches; one number applies to every layer, an empty list merges nothing. Needs position_at = once."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,13 +104,14 @@ class ViTConfig(PatchedConfig):
     @classmethod
     def meanings(cls) -> dict[str, str]:
         """The docstring of each setting, preceded by its allowed values, also for the position."""
-        found = super().meanings()
-        return found | {"position": f"{', '.join(POSITIONS)}. {found['position']}"}
+        meanings = super().meanings()
+        return meanings | {"position": f"{', '.join(POSITIONS)}. {meanings['position']}"}
 
-    # What the settings mean
+    # Properties that follow from the settings
 
     def wider(self, factor: float) -> dict[str, Any]:
-        """Heads keep their width, if their number stays an integer."""
+        """Return the settings that multiply the width by `factor`. Heads keep their width if their number stays an
+        integer."""
         heads = self.heads * factor
         return {
             "width": round(self.width * factor),
@@ -128,19 +129,19 @@ class ViTConfig(PatchedConfig):
         """Length of the encoder's sequence."""
         return self.prefix + self.patches
 
-    def merged(self, layer: int, patches: int) -> int:
-        """How many of so many patch tokens join another one in front of a layer: at most half of them, as the others
-        are what they can join."""
+    def merge_count(self, layer: int, patches: int) -> int:
+        """Number of patch tokens, among `patches`, to merge into others before `layer`: at most half of them, because
+        the other half are the targets."""
         return min(self.merge[layer], patches // 2) if self.merge else 0
 
     @property
     def layer_tokens(self) -> tuple[int, ...]:
         """Length of the sequence in each layer."""
-        patches, found = self.patches, []
+        patches, lengths = self.patches, []
         for layer in range(self.depth):
-            patches -= self.merged(layer, patches)
-            found.append(self.prefix + patches)
-        return tuple(found)
+            patches -= self.merge_count(layer, patches)
+            lengths.append(self.prefix + patches)
+        return tuple(lengths)
 
     @functools.cached_property
     def placement(self) -> Placement:
@@ -150,7 +151,7 @@ class ViTConfig(PatchedConfig):
 
     @property
     def position_embedding(self) -> Position:
-        """The position embedding: its rules and costs, and what it computes in a model."""
+        """The position embedding, with its rules, its costs and its computation in a model."""
         return POSITIONS[self.position](self)
 
     @property
@@ -177,8 +178,10 @@ class ViTConfig(PatchedConfig):
 
     @property
     def can_mask_patches(self) -> bool:
-        plain = self.canvas == (self.channels, *self.resolution) and self.step == self.patch and self.padding == (0, 0)
-        return plain and self.norm == "layer" and not self.token_drop
+        is_plain = (
+            self.canvas == (self.channels, *self.resolution) and self.step == self.patch and self.padding == (0, 0)
+        )
+        return is_plain and self.norm == "layer" and not self.token_drop
 
     @property
     def can_merge(self) -> bool:
@@ -187,10 +190,11 @@ class ViTConfig(PatchedConfig):
 
     @property
     def why_not_in_page(self) -> str | None:
-        """`reports/forward.js` is the ViT of the paper: what differs from it is named here."""
+        """The first setting that differs from the ViT in `reports/forward.js`, such as `pool map`; None if all
+        agree."""
         if self.family != ViTConfig.family:
             return f"family {self.family}"
-        others = {
+        supported = {
             f"{self.channels} channels": self.channels in (1, 3),
             f"{self.classes} classes": self.classes > 0,
             f"{self.parameters:,} parameters, more than {_PAGE_PARAMETERS:,}": self.parameters <= _PAGE_PARAMETERS,
@@ -208,13 +212,14 @@ class ViTConfig(PatchedConfig):
             f"residual {self.residual}": self.residual,
             f"merge {list(self.merge)}": not self.merge,
         }
-        return next((name for name, fits in others.items() if not fits), None)
+        return next((setting for setting, is_supported in supported.items() if not is_supported), None)
 
     def info(self) -> dict[str, Any]:
-        """With the length of the sequence in each layer, if it is not the same in all."""
+        """Return the row of `vitrail info`, with the length of the sequence in each layer for a model that merges
+        tokens."""
         return super().info() | ({"layer_tokens": list(self.layer_tokens)} if self.merge else {})
 
-    # What they cost
+    # Costs
 
     @property
     def parameters(self) -> int:
@@ -249,24 +254,24 @@ class ViTConfig(PatchedConfig):
         return self._embed_macs + blocks + matches + pool + representation + self._head_macs(d)
 
     def _match_macs(self, before: int, after: int) -> int:
-        """Finding which tokens are similar, by a product of every other patch with the rest, and what [CLS] reads."""
+        """Count the MACs of finding similar tokens (products of sources and targets) and of the attention of [CLS]."""
         if after == before:
             return 0
         patches = before - self.prefix
-        read = 2 * self.width**2 + before * self.width * self.heads if self.pool == "cls" else 0
-        return (patches // 2) * (patches - patches // 2) * self.width + read
+        cls_attention = 2 * self.width**2 + before * self.width * self.heads if self.pool == "cls" else 0
+        return (patches // 2) * (patches - patches // 2) * self.width + cls_attention
 
     # Rules
 
     def _check_merge(self) -> None:
-        given = self.merge
-        counts = (given,) * self.depth if as_integer(given) is not None else given
+        merge = self.merge
+        counts = (merge,) * self.depth if as_integer(merge) is not None else merge
         if not isinstance(counts, list | tuple) or len(counts) not in (0, self.depth):
             raise UsageError(
-                f"Merge must be empty, one integer, or one for each of the {self.depth} layers, got {given!r}."
+                f"Merge must be empty, one integer, or one for each of the {self.depth} layers, got {merge!r}."
             )
-        whole = tuple(check_integer("merge", count, low=0, high=1_000_000) for count in counts)
-        object.__setattr__(self, "merge", whole if any(whole) else ())
+        integers = tuple(check_integer("merge", count, low=0, high=1_000_000) for count in counts)
+        object.__setattr__(self, "merge", integers if any(integers) else ())
         if self.merge and not self.can_merge:
             raise UsageError(
                 "Merge must be empty unless positions are only added, once, attention is global and norm is layer."
@@ -279,8 +284,9 @@ class ViTConfig(PatchedConfig):
             allowed = " or ".join(rules.placements)
             raise UsageError(f"Position at must be {allowed} for position {self.position}, got {self.position_at!r}.")
         if self.wrap and not rules.can_wrap:
-            known = [name for name in POSITIONS if name not in POSITIONS.extension_names and POSITIONS[name].can_wrap]
-            raise UsageError(f"Wrap must go with position {' or '.join(known)}, got position {self.position}.")
+            built_in = [name for name in POSITIONS if name not in POSITIONS.extension_names]
+            allowed = " or ".join(name for name in built_in if POSITIONS[name].can_wrap)
+            raise UsageError(f"Wrap must go with position {allowed}, got position {self.position}.")
         if self.wrap and (self.attention == "strided" or self.step != self.patch or self.padding != (0, 0)):
             raise UsageError(
                 "Wrap must go with attention global or local and with patches that neither overlap nor are padded:"

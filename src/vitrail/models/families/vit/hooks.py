@@ -1,4 +1,4 @@
-"""The Vision Transformer besides its equations: initial weights, fixed tables, resizing, hooks for other packages.
+"""Everything of the Vision Transformer but its equations: initial weights, tables, resizing, hooks for other packages.
 
 Shapes: N patches, T tokens with [CLS] and registers.
 """
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 class ViTHooks(Model[ViTConfig]):
-    """Base class of `ViT`, which has the equations."""
+    """Base class of `ViT` with everything but the equations."""
 
     blocks: "list[Block]"  # an nn.ModuleList, which has no element type
     patch_embed: PatchEmbed
     position: Position
     norm: nn.Module
     attn_pool: AttentionPool
-    """With `pool="map"`."""
+    """The pooling layer; only with `pool="map"`."""
     pre_logits: PreLogits
-    """With a representation layer."""
+    """The hidden layer of the pre-training head; only with `representation`."""
     reg_token: nn.Parameter
-    """With registers."""
+    """The register tokens (1, registers, D); only with `registers`."""
     mask: Tensor | None
     """Boolean mask (T, T) of the tokens that each token attends to; None with global attention."""
     board: Tensor | None
@@ -65,7 +65,8 @@ class ViTHooks(Model[ViTConfig]):
         self.zero_head()
 
     def make_tables(self) -> dict[str, Tensor | None]:
-        """The fixed tables of the position embedding, the attention mask, and the order of patches for merging."""
+        """Compute the fixed tables of the position embedding, the attention mask, and the order of patches for
+        merging."""
         c = self.config
         mask = attention_mask(c) if c.attention != "global" else None
         return {**self.position.tables(), "mask": mask, "board": chessboard(c.grid) if c.merge else None}

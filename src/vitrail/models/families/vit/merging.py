@@ -1,11 +1,12 @@
 """Token merging: similar patches become one token in front of a layer (the idea of arXiv 2210.09461).
 
-Half of the patches are sources, the others are targets, like the squares of a chessboard. The cheapest sources each
-join a target and form a group. A group is one token, the mean of its patches. Its size (the number of its patches)
-enters attention as log(size): the group gets the attention that as many equal tokens would get.
+Half of the patches are sources, the other half are targets, like the squares of a chessboard. The sources with the
+lowest costs each join a target and form a group. A group is one token, the mean of its patches. Its size (the number of
+its patches) enters attention as log(size): the group gets the attention that as many equal tokens would get.
 
 The cost of a pair is the sum of squared distances that the group gains (Ward's criterion), times the square root of the
-attention that [CLS] pays to the two tokens in the next layer: patches that the head does not read are merged first. The
+attention that [CLS] pays to the two tokens in the next layer: patches to which [CLS] pays little attention are
+merged first. The
 sizes of the two tokens count in Ward's criterion only, not in the attention.
 
 Shapes: B images, T tokens (first [CLS] and registers), S sources and C targets, R merged sources, M = T - R tokens
@@ -31,11 +32,12 @@ def merge_similar(
     cls_attention: Callable[[Tensor], Tensor],
     board_N: Tensor | None,
 ) -> "tuple[Tensor, Groups | None]":
-    """Merge as many patches as `config.merge` says in front of `layer`: the tokens (B, M, D) and their groups.
+    """Merge the patches that `config.merge` sets for `layer`, before that layer. Return the tokens (B, M, D) and their
+    groups.
 
     `cls_attention` computes the attention of [CLS] to each token in this layer (B, T).
     """
-    count = config.merged(layer, z_BTD.shape[1] - config.prefix)
+    count = config.merge_count(layer, z_BTD.shape[1] - config.prefix)
     if not count:
         return z_BTD, groups
     attention_BT = cls_attention(z_BTD) if config.pool == "cls" else None
@@ -43,14 +45,14 @@ def merge_similar(
 
 
 class Match(NamedTuple):
-    """Which tokens stay and which join another one."""
+    """A merge of one layer: the tokens that stay, and the tokens that join another token."""
 
     stays_BM: Tensor
-    """For each token after merging, its row before."""
+    """For each token after merging, its row before merging."""
     joins_BR: Tensor
-    """For each token that joins another one, its row before merging."""
+    """For each joining token, its row before merging."""
     into_BR: Tensor
-    """For each token that joins another one, the row of that one after merging."""
+    """For each joining token, the row of its target after merging."""
 
 
 def match(
@@ -71,43 +73,45 @@ def match(
     batch, tokens, _ = x_BTD.shape
     patches = tokens - prefix
     if board_N is None or len(board_N) != patches:
-        places = torch.arange(patches, device=x_BTD.device)
-        board_N = torch.cat([places[0::2], places[1::2]])
+        index_N = torch.arange(patches, device=x_BTD.device)
+        board_N = torch.cat([index_N[0::2], index_N[1::2]])
     sources = patches // 2
 
-    def halves(values_BN: Tensor) -> tuple[Tensor, Tensor]:
+    def split_halves(values_BN: Tensor) -> tuple[Tensor, Tensor]:
         """Split values of patches into those of targets (B, 1, C) and of sources (B, S, 1)."""
-        of_targets, of_sources = values_BN.split([patches - sources, sources], dim=1)
-        return of_targets[:, None], of_sources[:, :, None]
+        targets_BC, sources_BS = values_BN.split([patches - sources, sources], dim=1)
+        return targets_BC[:, None], sources_BS[:, :, None]
 
     centred_BND = x_BTD[:, prefix:].index_select(1, board_N)
     centred_BND = centred_BND - centred_BND.mean(dim=1, keepdim=True)  # products of centred vectors lose fewer digits
     targets_BCD, sources_BSD = centred_BND.split([patches - sources, sources], dim=1)
-    squares_B1C, squares_BS1 = halves((centred_BND * centred_BND).sum(dim=-1))
+    squares_B1C, squares_BS1 = split_halves((centred_BND * centred_BND).sum(dim=-1))
     costs_BSC = (squares_BS1 + squares_B1C - 2 * (sources_BSD @ targets_BCD.transpose(1, 2))).clamp(min=0)
     if groups is not None:
-        share_B1C, share_BS1 = halves(1 / groups.size_BM[:, prefix:].index_select(1, board_N))
-        costs_BSC = costs_BSC / (share_BS1 + share_B1C)
+        inverse_B1C, inverse_BS1 = split_halves(1 / groups.size_BM[:, prefix:].index_select(1, board_N))
+        costs_BSC = costs_BSC / (inverse_BS1 + inverse_B1C)
     if attention_BT is not None:
-        read_B1C, read_BS1 = halves(attention_BT[:, prefix:].index_select(1, board_N))
-        costs_BSC = costs_BSC * (read_BS1 + read_B1C).sqrt()
+        attention_B1C, attention_BS1 = split_halves(attention_BT[:, prefix:].index_select(1, board_N))
+        costs_BSC = costs_BSC * (attention_BS1 + attention_B1C).sqrt()
     order_BS = costs_BSC.amin(dim=-1).topk(sources, dim=1, largest=False).indices
 
     image_B1 = torch.arange(batch, device=x_BTD.device)[:, None]
-    best = costs_BSC.flatten(0, 1).index_select(0, (order_BS[:, :count] + image_B1 * sources).flatten())
-    into_BR = best.argmin(dim=-1).view(batch, count)  # for all sources, argmin would take as long as the product
-    places_T = torch.cat([torch.arange(prefix, device=x_BTD.device), board_N + prefix])
-    always_A, source_S = places_T.split([tokens - sources, sources])
-    place_BS = source_S.index_select(0, order_BS.flatten()).view_as(order_BS)
-    stays_BM = torch.cat([always_A.expand(batch, -1), place_BS[:, count:]], dim=1)
+    joining_costs = costs_BSC.flatten(0, 1).index_select(0, (order_BS[:, :count] + image_B1 * sources).flatten())
+    into_BR = joining_costs.argmin(dim=-1).view(batch, count)  # argmin over all sources takes as long as the product
+    tokens_T = torch.cat([torch.arange(prefix, device=x_BTD.device), board_N + prefix])
+    unmerged_A, source_S = tokens_T.split([tokens - sources, sources])  # A prefix tokens and targets
+    source_BS = source_S.index_select(0, order_BS.flatten()).view_as(order_BS)
+    stays_BM = torch.cat([unmerged_A.expand(batch, -1), source_BS[:, count:]], dim=1)
     before, after = image_B1 * tokens, image_B1 * (tokens - count)
-    return Match(stays_BM + before, place_BS[:, :count] + before, into_BR + prefix + after)
+    return Match(stays_BM + before, source_BS[:, :count] + before, into_BR + prefix + after)
 
 
 def chessboard(grid: Pair) -> Tensor:
-    """Order of the patches (N,): first the targets, on one colour of a chessboard, then the sources, on the other.
+    """Return an order of the patches (N,): first the targets, on one colour of a chessboard, then the sources, on the
+    other colour.
 
-    All neighbours of a source are targets. If the number of patches is odd, there is one target more.
+    All neighbours of a source are targets. An odd number of patches has one more target than
+    sources.
     """
     rows, columns = (torch.arange(side, device="cpu") for side in grid)
     return ((rows[:, None] + columns) % 2).flatten().argsort(stable=True)
@@ -126,16 +130,16 @@ class Groups(NamedTuple):
         """log(size), to add to the attention logits (B, 1, 1, M): a shape that the fused kernel supports."""
         return self.size_BM.log()[:, None, None]
 
-    def home(self) -> Tensor:
-        """The row (of B * M) of each original token's group, (B, T)."""
-        home_BT, *later_moves = (_moves(pairs) for pairs in self.matches)
-        for moves in later_moves:
-            home_BT = moves.flatten().index_select(0, home_BT.flatten()).view_as(home_BT)
-        return home_BT
+    def group_rows(self) -> Tensor:
+        """Return the row (of B * M) of the group of each original token, (B, T)."""
+        rows_BT, *later_rows = (_rows_after_merge(pairs) for pairs in self.matches)
+        for rows in later_rows:
+            rows_BT = rows.flatten().index_select(0, rows_BT.flatten()).view_as(rows_BT)
+        return rows_BT
 
 
 def merge(x_BTD: Tensor, groups: Groups | None, pairs: Match) -> tuple[Tensor, Groups]:
-    """Merge matched tokens: the tokens (B, M, D), each the mean of its group, and the groups."""
+    """Merge matched tokens. Return the tokens (B, M, D), each the mean of its group, and the groups."""
     if groups is None:
         size_BT, matches = x_BTD.new_ones(x_BTD.shape[:2]), ()
     else:
@@ -145,24 +149,24 @@ def merge(x_BTD: Tensor, groups: Groups | None, pairs: Match) -> tuple[Tensor, G
 
 
 def spread(x_BMD: Tensor, groups: Groups | None) -> Tensor:
-    """Undo merging: every original token with the value of its group (B, T, D)."""
+    """Undo merging: return every original token with the value of its group (B, T, D)."""
     if groups is None:
         return x_BMD
-    home_BT = groups.home()
-    return x_BMD.flatten(0, 1).index_select(0, home_BT.flatten()).unflatten(0, home_BT.shape)
+    rows_BT = groups.group_rows()
+    return x_BMD.flatten(0, 1).index_select(0, rows_BT.flatten()).unflatten(0, rows_BT.shape)
 
 
 def _sum_pairs(x: Tensor, pairs: Match) -> Tensor:
-    """Add each joining token to the one that it joins: (B, T) to (B, M), or (B, T, D) to (B, M, D)."""
+    """Add each joining token to its target: (B, T) to (B, M), or (B, T, D) to (B, M, D)."""
     rows = x.flatten(0, 1)
     stays, joins = (rows.index_select(0, index.flatten()) for index in (pairs.stays_BM, pairs.joins_BR))
     return stays.index_add(0, pairs.into_BR.flatten(), joins).unflatten(0, pairs.stays_BM.shape)
 
 
-def _moves(pairs: Match) -> Tensor:
-    """The row after merging of each token before it (B, T)."""
+def _rows_after_merge(pairs: Match) -> Tensor:
+    """Return the row after merging of each token before merging (B, T)."""
     after = torch.arange(pairs.stays_BM.numel(), device=pairs.stays_BM.device)
     tokens = pairs.stays_BM.shape[1] + pairs.joins_BR.shape[1]
-    moves = after.new_zeros(pairs.stays_BM.shape[0] * tokens)
-    moves = moves.scatter(0, pairs.stays_BM.flatten(), after)
-    return moves.scatter(0, pairs.joins_BR.flatten(), pairs.into_BR.flatten()).view(-1, tokens)
+    rows = after.new_zeros(pairs.stays_BM.shape[0] * tokens)
+    rows = rows.scatter(0, pairs.stays_BM.flatten(), after)
+    return rows.scatter(0, pairs.joins_BR.flatten(), pairs.into_BR.flatten()).view(-1, tokens)

@@ -55,34 +55,34 @@ class Block(nn.Module):
     def forward(
         self, z_BTD: Tensor, rope: Tensor | None = None, bias: Tensor | None = None, queries: int | None = None
     ) -> Tensor:
-        """Eqs. 2 and 3, or the same with the norms of the original encoder, which follow the sums.
+        """Apply eqs. 2 and 3. In the original encoder (post-norm), the norms follow the sums instead.
 
         With `queries`, only the first `queries` tokens are computed: (B, queries, D).
         """
         z_BQD = z_BTD if queries is None else z_BTD[:, :queries]
         if self.pre_norm:
-            z_BQD = self.add(z_BQD, self.attn(self.norm1(z_BTD), rope, bias, queries), self.ls1)  # eq. 2
-            return self.add(z_BQD, self.mlp(self.norm2(z_BQD)), self.ls2)  # eq. 3
-        z_BQD = self.norm1(self.add(z_BQD, self.attn(z_BTD, rope, bias, queries), self.ls1))
-        return self.norm2(self.add(z_BQD, self.mlp(z_BQD), self.ls2))
+            z_BQD = self.add_branch(z_BQD, self.attn(self.norm1(z_BTD), rope, bias, queries), self.ls1)  # eq. 2
+            return self.add_branch(z_BQD, self.mlp(self.norm2(z_BQD)), self.ls2)  # eq. 3
+        z_BQD = self.norm1(self.add_branch(z_BQD, self.attn(z_BTD, rope, bias, queries), self.ls1))
+        return self.norm2(self.add_branch(z_BQD, self.mlp(z_BQD), self.ls2))
 
-    def add(self, z_BQD: Tensor, branch_BQD: Tensor, scale: LayerScale | None) -> Tensor:
-        """The residual connection, with LayerScale and stochastic depth."""
+    def add_branch(self, z_BQD: Tensor, branch_BQD: Tensor, scale: LayerScale | None) -> Tensor:
+        """Apply the residual connection, with LayerScale and stochastic depth."""
         if scale is not None:
             branch_BQD = scale(branch_BQD)
         return z_BQD + drop_path(branch_BQD, self.drop_path, self.training) if self.residual else branch_BQD
 
     def attention(self, z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> Tensor:
-        """The attention weights (B, H, T, T) of this layer, computed separately from the fused kernel."""
+        """Return the attention weights (B, H, T, T) of this layer, computed separately from the fused kernel."""
         return self.attn.weights(self.norm1(z_BTD) if self.pre_norm else z_BTD, rope, bias)
 
     def cls_attention(self, z_BTD: Tensor) -> Tensor:
-        """The attention of the first token to each token (B, T), the mean over heads."""
+        """Return the attention of the first token to each token (B, T), the mean over heads."""
         return self.attn.cls_attention(self.norm1(z_BTD) if self.pre_norm else z_BTD).mean(dim=1)
 
 
 class ViT(ViTHooks):
-    """`forward(images) -> logits`. Build one by name with `vitrail.create`."""
+    """The Vision Transformer: `forward(images) -> logits`. `vitrail.create` builds a model by its name."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
@@ -112,12 +112,12 @@ class ViT(ViTHooks):
         self.fill_tables()
 
     def make_patch_embed(self) -> PatchEmbed:
-        """x_p E of eq. 1; a hybrid puts convolutions before it."""
+        """Create the module that computes x_p E of eq. 1. A hybrid overrides this method to add convolutions."""
         c = self.config
         return PatchEmbed(channels=c.channels, width=c.width, patch=c.patch, stride=c.step, padding=c.padding)
 
     def forward(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
-        """Logits (B, K). `activations` records intermediate results and does not change them."""
+        """Return logits (B, K). `activations` records intermediate results and does not change them."""
         z_BTD = self.embed(images_BCHW, activations)
         z_BTD = self.encode(z_BTD, activations)
         return self.read(z_BTD, activations)
@@ -147,7 +147,7 @@ class ViT(ViTHooks):
         return drop(z_BTD, self.config.dropout, self.training)
 
     def encode(self, z_BTD: Tensor, activations: Activations | None = None, all_tokens: bool = False) -> Tensor:
-        """Eqs. 2 and 3, `depth` times.
+        """Apply eqs. 2 and 3 `depth` times.
 
         If the head reads only [CLS], the last block computes only that token, unless `all_tokens` is set: the same
         logits for less work (7 % of ViT-B/16).
@@ -172,15 +172,15 @@ class ViT(ViTHooks):
         return z_BTD if only_cls else spread(z_BTD, groups)
 
     def attention_terms(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
-        """The rotation of queries and keys in `layer` (2, T, K/2), and the bias of its attention logits (H, T, T) or
-        their mask (T, T)."""
+        """Return the rotation of queries and keys in `layer` (2, T, K/2), and the bias of its attention logits (H, T,
+        T) or their mask (T, T)."""
         rope, bias_HTT = self.position.rotation(self), self.position.bias(self, layer)
         if bias_HTT is None:
             return rope, self.mask
         return rope, bias_HTT if self.mask is None else bias_HTT.masked_fill(~self.mask, -torch.inf)
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
-        """Eq. 4 and the head: normalise, pool, classify."""
+        """Apply eq. 4 and the head: normalise, pool, classify."""
         match self.config.pool:
             case "cls":
                 y_BD = self.norm(z_BTD)[:, 0] if self.config.norm == "batch" else self.norm(z_BTD[:, 0])

@@ -1,4 +1,4 @@
-"""Recording the inside of an encoder layer, computed separately from the fused kernel.
+"""Recording the steps inside an encoder layer, computed separately from the fused kernel.
 
 Shapes: B images, T tokens, Q computed tokens, D width.
 """
@@ -26,10 +26,10 @@ def record_layer(
     *,
     merges: bool,
 ) -> None:
-    """Record the attention, the steps and the output of a layer, as far as `activations` asks for them.
+    """Record the attention, the steps and the output of a layer in `activations`, if it records them for this layer.
 
-    All tokens are recorded: an output of [CLS] alone is computed again for every token, and merged tokens are recorded
-    as equal tokens, each with the share of its group's attention that log(size) gives it.
+    All tokens are recorded: if the block computed only [CLS], its output is computed again for every token. Merged
+    tokens are recorded as equal tokens that share the attention of their group.
     """
     tokens_BTD, token_bias = spread(input_BTD, groups), bias if groups is None else None
     if activations.records_attention(layer):
@@ -52,13 +52,13 @@ def block_steps(block: "Block", z_BTD: Tensor, rope: Tensor | None, bias: Tensor
     if block.pre_norm:
         norm1_BTD = block.norm1(z_BTD)
         attention = block.attn.steps(norm1_BTD, rope, bias)
-        middle_BTD = block.add(z_BTD, attention["msa"], block.ls1)
+        middle_BTD = block.add_branch(z_BTD, attention["msa"], block.ls1)
         norm2_BTD = block.norm2(middle_BTD)
         mlp = block.mlp.steps(norm2_BTD)
         return {"norm1": norm1_BTD, **attention, "middle": middle_BTD, "norm2": norm2_BTD, **mlp}
     attention = block.attn.steps(z_BTD, rope, bias)
-    middle_BTD = block.add(z_BTD, attention["msa"], block.ls1)
+    middle_BTD = block.add_branch(z_BTD, attention["msa"], block.ls1)
     norm1_BTD = block.norm1(middle_BTD)
     mlp = block.mlp.steps(norm1_BTD)
-    norm2_BTD = block.norm2(block.add(norm1_BTD, mlp["z2"], block.ls2))
+    norm2_BTD = block.norm2(block.add_branch(norm1_BTD, mlp["z2"], block.ls2))
     return {**attention, "middle": middle_BTD, "norm1": norm1_BTD, **mlp, "norm2": norm2_BTD}

@@ -1,4 +1,4 @@
-"""Sizes of the Vision Transformer: those of the papers, presets for small images and for faces, and timm's names."""
+"""Sizes of the Vision Transformer: the sizes of papers, presets for small images and for faces, and timm's names."""
 
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.sizes import Alias, Sizes
@@ -15,7 +15,7 @@ PUBLISHED = {
     "G": (1664, 48, 16, 8192),
 }
 
-# The patch sizes for which weights of that size were published.
+# Patch sizes for which weights were published.
 _PATCHES = {
     "Ti": (16,),
     "S": (8, 14, 16, 32),
@@ -26,7 +26,7 @@ _PATCHES = {
     "G": (14,),
 }
 
-# timm's word for a size, and the patches and resolutions for which it has a name.
+# timm's word for a size, and the patch sizes and resolutions for which timm has a model.
 _TIMM = {
     "Ti": ("tiny", ((16, 224), (16, 384))),
     "S": ("small", ((8, 224), (16, 224), (16, 384), (32, 224), (32, 384))),
@@ -48,7 +48,7 @@ def _published(size: str, patch: int) -> ViTConfig:
 
 
 def _face(size: str, width: int, depth: int, heads: int, mlp: int) -> ViTConfig:
-    """At 112 pixels, with overlapping patches (14 x 14) that cover every pixel."""
+    """Return a preset for faces: 112 pixels, with a grid of 14 x 14 overlapping patches that cover every pixel."""
     return ViTConfig(
         name=f"FaceViT-{size}", classes=0, embedding=512, resolution=(112, 112), patch=(12, 12), stride=(8, 8),
         padding=(2, 2), width=width, depth=depth, heads=heads, mlp=mlp,

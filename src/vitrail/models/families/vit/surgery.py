@@ -8,10 +8,11 @@ from vitrail.models.surgery import Surgery, permute_kernels, split_order
 
 
 class ViTSurgery(Surgery[ViT]):
-    """Patches are a set, of which positions know the order."""
+    """Changes to a ViT, in which only the position embeddings depend on the order of the patches."""
 
     def permute_input_weights(self, order: Tensor) -> bool:
-        """Pixels may move within patches if all patches move them alike; patches may, too, if positions can follow."""
+        """Permute the projection and the position embeddings. `order` may move pixels within patches, the same way in
+        every patch, and patches if the position embeddings can be permuted."""
         model, c = self.model, self.model.config
         reads_pixels = bool(model.projection) and model.patch_embed.is_plain
         if not reads_pixels or (orders := split_order(order, c.resolution, c.patch)) is None:
@@ -25,8 +26,8 @@ class ViTSurgery(Surgery[ViT]):
 
     @torch.no_grad()
     def with_mean_pooling(self) -> tuple[ViT, str | None]:
-        """[CLS], to which the patches attend, stays as a register with its position in it: patches keep their
-        values."""
+        """Return a model whose head reads the mean of the patches. [CLS] becomes a register that contains its position:
+        patches attend to it, so without it their values would change."""
         model, c = self.model, self.model.config
         added_TD = model.position.added(model, 0)
         if c.pool != "cls" or (added_TD is not None and c.placement != "once"):
@@ -38,7 +39,7 @@ class ViTSurgery(Surgery[ViT]):
         registers = [tensors["reg_token"]] if c.registers else []
         tensors["reg_token"] = torch.cat([token_11D, *registers], dim=1)
         pooled = model.clone_with(tensors, pool="gap", registers=c.registers + 1)
-        return pooled, "the mean of the patches is read in place of [CLS], which stays as a register"
+        return pooled, "the head reads the mean of the patches in place of [CLS], which stays as a register"
 
     @property
     def new_head_notes(self) -> list[str]:

@@ -1,6 +1,6 @@
 """The walkthrough of the Vision Transformer: every equation that `vitrail inspect` and `vitrail explain` show.
 
-`model.py` has the same equations for readers of code.
+`model.py` implements the same equations.
 """
 
 from collections.abc import Mapping
@@ -29,26 +29,26 @@ _HIDDEN_LAYERS = {"tanh": "tanh(y W_0 + b_0)", "gelu": "GELU(y W_0 + b_0)"}
 
 
 def attention_equation(z: str, *, norm: str = "LN", scale: str = "", is_pre: bool = True, residual: bool = True) -> str:
-    """Eq. 2 for an input that is written `z`; in the original encoder (post-norm) the norm follows the sum."""
+    """Return eq. 2 for an input called `z`. In the original encoder (post-norm) the norm follows the sum."""
     branch = f"{scale}MSA({norm}({z}))" if is_pre else f"{scale}MSA({z})"
-    added = f"{branch} + {_in_sum(z)}" if residual else branch
-    return f"z' = {added}" if is_pre else f"z' = {norm}({added})"
+    total = f"{branch} + {_in_sum(z)}" if residual else branch
+    return f"z' = {total}" if is_pre else f"z' = {norm}({total})"
 
 
 def mlp_equation(z: str, *, norm: str = "LN", scale: str = "", is_pre: bool = True, residual: bool = True) -> str:
-    """Eq. 3 for an output that is written `z`."""
+    """Return eq. 3 for an output called `z`."""
     branch = f"{scale}MLP({norm}(z'))" if is_pre else f"{scale}MLP(z')"
-    added = f"{branch} + z'" if residual else branch
-    return f"{z} = {added}" if is_pre else f"{z} = {norm}({added})"
+    total = f"{branch} + z'" if residual else branch
+    return f"{z} = {total}" if is_pre else f"{z} = {norm}({total})"
 
 
 def embedding_equation(*, has_positions: bool) -> str:
-    """The last step of eq. 1."""
+    """Return the last step of eq. 1."""
     return "z_0 = [...] + E_pos" if has_positions else "z_0 = [...]"
 
 
 def pooling_equation(pool: str, layer: str = "L", norm: str = "LN") -> str:
-    """Eq. 4, the input of the head, if `layer` were the last."""
+    """Return eq. 4, the input of the head, with `layer` as the last layer."""
     match pool:
         case "cls":
             return _normalised(f"z_{layer}^0", norm)
@@ -58,10 +58,12 @@ def pooling_equation(pool: str, layer: str = "L", norm: str = "LN") -> str:
 
 
 def _normalised(state: str, norm: str) -> str:
+    """Return the state inside the norm, or the state alone without a norm."""
     return f"{norm}({state})" if norm else state
 
 
 def _in_sum(z: str) -> str:
+    """Return `z` as a term of a sum, in parentheses if it is a sum itself."""
     return f"({z})" if " + " in z else z
 
 
@@ -72,17 +74,17 @@ class ViTWalkthrough(Walkthrough[ViT]):
 
     def steps(self, activations: Activations) -> list[WalkthroughStep]:
         c = self.model.config
-        added = self.position_table()
-        has_positions = added is not None and c.placement == "once"
-        whole = (c.tokens, c.width)
+        positions_ND = self.position_table()
+        has_positions = positions_ND is not None and c.placement == "once"
+        shape = (c.tokens, c.width)
         steps = [self.image_step(), *self.patch_steps(activations), *self._prefix_steps()]
-        if has_positions and added is not None:
-            steps.append(WalkthroughStep("positions", "E_pos", added, "positions", c.grid, whole, space="z"))
+        if has_positions and positions_ND is not None:
+            steps.append(WalkthroughStep("positions", "E_pos", positions_ND, "positions", c.grid, shape, space="z"))
         equation = embedding_equation(has_positions=has_positions)
         patches = activations.steps["tokens"][0, c.prefix :]
-        steps.append(WalkthroughStep("tokens", equation, patches, "tokens", c.grid, whole, space="z"))
+        steps.append(WalkthroughStep("tokens", equation, patches, "tokens", c.grid, shape, space="z"))
         for layer in sorted(activations.layers):
-            equation = self._block_equation(layer, adds=added is not None and not has_positions)
+            equation = self._block_equation(layer, adds_positions=positions_ND is not None and not has_positions)
             steps.append(self.layer_step(layer, equation, activations, sentence="block"))
         pooled = pooling_equation(c.pool, norm=_NORMS[c.norm] if c.norm_order == "pre" else "")
         logits = f"{_HIDDEN_LAYERS.get(c.representation, 'y')} W + b"
@@ -97,8 +99,8 @@ class ViTWalkthrough(Walkthrough[ViT]):
         sequence, fields = f"[{'; '.join(symbols)}; x_1 E; ...; x_N E]", {"count": c.prefix, "tokens": c.tokens}
         return [WalkthroughStep("prefix", sequence, prefix[0], "prefix", shape=(c.tokens, c.width), fields=fields)]
 
-    def _block_equation(self, layer: int, *, adds: bool) -> str:
-        """Eqs. 2 and 3; with `adds`, positions are added in every layer."""
+    def _block_equation(self, layer: int, *, adds_positions: bool) -> str:
+        """Return eqs. 2 and 3 of a layer. `adds_positions`: positions are added to the input of every layer."""
         c = self.model.config
         settings: dict[str, Any] = {
             "norm": _NORMS[c.norm],
@@ -106,7 +108,7 @@ class ViTWalkthrough(Walkthrough[ViT]):
             "is_pre": c.norm_order == "pre",
             "residual": c.residual,
         }
-        layer_input = f"z_{layer} + E_pos" if adds else f"z_{layer}"
+        layer_input = f"z_{layer} + E_pos" if adds_positions else f"z_{layer}"
         return f"{mlp_equation(f'z_{layer + 1}', **settings)},  {attention_equation(layer_input, **settings)}"
 
     # The inside of a layer
@@ -137,7 +139,8 @@ class ViTWalkthrough(Walkthrough[ViT]):
         return {**attention, "norm1": f"n = {norm_of_middle}", **mlp, "norm2": f"z'' = {out}"}
 
     def layer_input(self, layer: int, activations: Activations) -> Tensor:
-        """With merged tokens spread, and with the positions that are added in front of the layer."""
+        """Return the input of a layer (B, T, D), with a value for every merged token and with the positions that are
+        added before the layer."""
         if (merged_BTD := activations.steps.get(f"blocks.{layer}.merged")) is not None:
             return merged_BTD
         z_BTD, model = super().layer_input(layer, activations), self.model
@@ -233,7 +236,7 @@ class ViTWalkthrough(Walkthrough[ViT]):
         }
 
     def _page_tensors(self) -> dict[str, Tensor]:
-        """The state dict, with learned positions of any type as one table for all tokens (T, D), `positions`."""
+        """Return the state dict, with learned positions of any type as one table `positions` for all tokens (T, D)."""
         model = self.model
         tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in model.position.learned}
         added_TD = model.position.added(model, 0)

@@ -1,4 +1,4 @@
-"""Tensor names of the ViT in other libraries, the names of its settings there, and the variants that they have."""
+"""Tensor names and settings of the ViT in other libraries, and the variants that each library supports."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from vitrail.models.state_dict_mapping import (
     stacked_entry,
 )
 
-# Settings that no other library can change.
+# Settings that are fixed in every other library.
 _PLAIN = {
     "position": "learned-1d",
     "placement": "once",
@@ -36,7 +36,7 @@ _PLAIN = {
 
 
 def check_plain(config: ViTConfig, library: str) -> None:
-    """Refuse variants that only vitrail has."""
+    """Raise `UsageError` for a variant that only Vitrail has."""
     for name, value in _PLAIN.items():
         if getattr(config, name) != value:
             raise unsupported_model_error(library, f"{name.replace('_', ' ')} {getattr(config, name)!r}")
@@ -45,24 +45,27 @@ def check_plain(config: ViTConfig, library: str) -> None:
 
 
 def _check_paper(config: ViTConfig, library: str, **fixed: Any) -> None:
-    """Refuse what a library that has only the paper's ViT cannot express; `fixed` are further fixed settings of it."""
+    """Raise `UsageError` for a variant that a library with only the paper's ViT does not have. `fixed` are further
+    fixed settings of that library."""
     check_plain(config, library)
     require_settings(config, library, pool="cls", registers=0, class_position=True, layer_scale=None, **fixed)
     if config.resolution[0] != config.resolution[1]:
         raise UsageError(f"Resolution must be square for {library}, got {config.resolution}.")
 
 
-# timm, whose names are ours
+# timm, which has the same names as Vitrail
 
 
 def timm_entries(config: ViTConfig, names: Collection[str] | None) -> Iterable[Entry]:
+    """Return the entries of a model for timm's checkpoints."""
     return (renamed_entry(name, name) for name in parameter_names(config))
 
 
 def check_timm(config: ViTConfig) -> None:
+    """Raise `UsageError` for a ViT that timm cannot compute."""
     check_plain(config, "timm")
     if config.representation != "none":
-        raise UsageError("timm has no representation layer any more; fine-tune first, which drops it.")
+        raise UsageError("timm has no representation layer. Fine-tune the model first: this drops the layer.")
 
 
 def _timm_settings(config: ViTConfig) -> dict[str, Any]:
@@ -107,23 +110,25 @@ _BIG_VISION = GoogleNames("MultiHeadDotProductAttention_0", "MlpBlock_0", "Layer
 
 
 def google_names_in(names: Collection[str]) -> GoogleNames:
-    """The naming scheme of a file."""
+    """Return the naming scheme of a file with these tensor names."""
     return _VISION_TRANSFORMER if _VISION_TRANSFORMER.positions in names else _BIG_VISION
 
 
 def google_names(config: ViTConfig, names: Collection[str] | None) -> GoogleNames:
-    """The naming scheme of a file, or the one to write: files of big_vision have everything under `params/`."""
+    """Return the naming scheme of a file with these tensor names, or the scheme for writing: files of big_vision have
+    all tensors under `params/`."""
     if names is not None:
         return google_names_in(names)
     return _BIG_VISION._replace(prefix="params/") if _needs_big_vision(config) else _VISION_TRANSFORMER
 
 
 def _needs_big_vision(config: ViTConfig) -> bool:
-    """Whether only big_vision has this model: attention pooling, or [CLS] without a position."""
+    """Return whether only big_vision has this model: attention pooling, or [CLS] without a position."""
     return config.pool == "map" or not config.class_position
 
 
 def check_google(config: ViTConfig) -> None:
+    """Raise `UsageError` for a ViT that Google's code cannot compute."""
     check_plain(config, "Google's code")
     require_settings(config, "Google's code", registers=0, layer_scale=None, qkv_bias=True)
     if config.activation == "relu" or config.representation == "gelu":
@@ -131,11 +136,11 @@ def check_google(config: ViTConfig) -> None:
 
 
 def google_unverified(config: ViTConfig) -> str | None:
-    """timm reads Google's npz files itself."""
+    """Return the reason why timm, which reads Google's npz files, cannot check this model; None if it can."""
     if config.representation != "none":
         return "timm has no representation layer"
     if _needs_big_vision(config) and config.pool == "cls":
-        return "timm does not read a [CLS] without position"
+        return "timm does not read [CLS] without a position"
     return None
 
 
@@ -145,7 +150,7 @@ def _google_entries(config: ViTConfig, names: Collection[str] | None) -> Iterato
 
 
 def google_entry(ours: str, heads: int, names: GoogleNames) -> Entry:
-    """Entry for any tensor but those of a hybrid's stem."""
+    """Return the entry for a tensor of a ViT, or of a hybrid without its stem."""
     if ours == "cls_token":
         return renamed_entry(ours, f"{names.prefix}cls")
     if ours == "pos_embed":
@@ -194,8 +199,8 @@ def _google_pool_entry(ours: str, at: str, heads: int) -> Entry:
 
 
 def _google_heads_entry(ours: str, theirs: list[str], heads: int, leaf: str) -> Entry:
-    """Entry for projections into heads: kernels (D, heads, K) and biases (heads, K), which are stacked in our
-    tensors."""
+    """Return the entry for projections into heads: kernels (D, heads, K) and biases (heads, K), which are stacked in
+    our tensors."""
     if leaf == "bias":
         return Entry(
             ours,
@@ -212,7 +217,7 @@ def _google_heads_entry(ours: str, theirs: list[str], heads: int, leaf: str) -> 
 
 
 def _google_out_entry(ours: str, theirs: str, heads: int, leaf: str) -> Entry:
-    """Entry for the projection out of heads: a kernel (heads, K, D)."""
+    """Return the entry for the projection out of heads: a kernel (heads, K, D)."""
     if leaf == "bias":
         return renamed_entry(ours, f"{theirs}/bias")
     return reshaped_entry(
@@ -220,8 +225,8 @@ def _google_out_entry(ours: str, theirs: str, heads: int, leaf: str) -> Entry:
     )
 
 
-# Hugging Face transformers: ViT and DeiT. Files say it as the models of 2021 did; modules of version 5 call it
-# otherwise. Ours, in a file, in a module:
+# Hugging Face transformers: ViT and DeiT. Files have the names of the models of 2021; modules of version 5 have new
+# names. Each row: our name, the name in a file, the name in a module.
 _HUGGING_FACE_LAYER = (
     ("attn.proj", "attention.output.dense", "attention.o_proj"),
     ("mlp.fc1", "intermediate.dense", "mlp.fc1"),
@@ -273,7 +278,7 @@ def _shape_settings(config: ViTConfig) -> dict[str, Any]:
 
 
 def _huggingface_entries(config: ViTConfig, names: Collection[str] | None) -> Iterator[Entry]:
-    # Files that we write have the prefix if there is a head beside; those that we read had it taken off.
+    # Files with a head have a prefix before the names of the encoder. It is removed before this function reads a file.
     prefix = "vit." if names is None and config.classes else ""
     is_old = names is None or any(name.startswith("encoder.layer.") for name in names)
     for name in parameter_names(config):
@@ -295,12 +300,13 @@ def _huggingface_layer_entry(ours: str, at: str, rest: str, is_old: bool) -> Ent
         leaf = rest.rpartition(".")[2]
         parts = ("attention.query", "attention.key", "attention.value") if is_old else ("q_proj", "k_proj", "v_proj")
         return stacked_entry(ours, (f"{at}attention.{part}.{leaf}" for part in parts))
-    mine, old, new = next(names for names in _HUGGING_FACE_LAYER if rest.startswith(names[0]))
-    return renamed_entry(ours, at + rest.replace(mine, old if is_old else new))
+    our_part, old, new = next(names for names in _HUGGING_FACE_LAYER if rest.startswith(names[0]))
+    return renamed_entry(ours, at + rest.replace(our_part, old if is_old else new))
 
 
 def _distillation_entry(name: str) -> Entry:
-    """Entry for DeiT's distillation token: it becomes a register, with its row of the position table added."""
+    """Return the entry for DeiT's distillation token, which becomes a register with its row of the position table
+    added."""
 
     def join(parts: Sequence[Tensor]) -> Tensor:
         token, table = parts
@@ -309,7 +315,10 @@ def _distillation_entry(name: str) -> Entry:
         return table[:, [0, *range(2, table.shape[1])]]
 
     def split(tensor: Tensor) -> list[Tensor]:
-        raise UsageError("transformers' DeiT is read, but not written: write a model without registers.")
+        raise UsageError(
+            "Registers must be 0 in files for transformers, got the distillation token of a DeiT. Convert a model"
+            " without registers."
+        )
 
     return Entry(name, ("embeddings.distillation_token", "embeddings.position_embeddings"), join, split)
 
@@ -354,7 +363,7 @@ def _torchvision_settings(config: ViTConfig) -> dict[str, Any]:
 
 
 def _torchvision_entries(config: ViTConfig, names: Collection[str] | None) -> Iterator[Entry]:
-    # Checkpoints before version 0.14 call the layers of the MLP otherwise.
+    # Checkpoints before version 0.14 have other names for the layers of the MLP.
     is_old = names is not None and any(".mlp.linear_1." in name for name in names)
     for name in parameter_names(config):
         inner, prefix = name, ""
@@ -367,7 +376,7 @@ def _torchvision_entries(config: ViTConfig, names: Collection[str] | None) -> It
         yield renamed_entry(name, prefix + theirs + inner.removeprefix(ours))
 
 
-# DINOv2: facebookresearch has our names, but for the registers. Hugging Face's name for each of ours:
+# DINOv2. facebookresearch has our names except for the registers. Each row: our name, Hugging Face's name.
 _DINO = (
     ("cls_token", "embeddings.cls_token"),
     ("reg_token", "embeddings.register_tokens"),
@@ -411,9 +420,9 @@ def _dino_layer_entry(ours: str, at: str, rest: str) -> Entry:
     if rest.startswith("attn.qkv."):
         leaf = rest.rpartition(".")[2]
         return stacked_entry(ours, (f"{at}attention.attention.{part}.{leaf}" for part in ("query", "key", "value")))
-    for mine, theirs in _DINO_LAYER:
-        if rest.startswith(mine):
-            return renamed_entry(ours, at + rest.replace(mine, theirs))
+    for our_part, their_part in _DINO_LAYER:
+        if rest.startswith(our_part):
+            return renamed_entry(ours, at + rest.replace(our_part, their_part))
     return renamed_entry(ours, at + rest)
 
 
