@@ -1,4 +1,4 @@
-"""The golden numbers: parameters, multiply-accumulates and sequence lengths, by arithmetic and in the built model."""
+"""Golden numbers: parameters, multiply-accumulates and sequence lengths, by arithmetic and in the built model."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ PARAMETERS = [
     ("BiT-R152x4", {}, 936_533_224),
 ]
 
-# Exactly what torchvision documents, and the same formula for the others, in millions.
+# In millions: the counts that torchvision documents, and for other models the same formula.
 MEGA_MACS = [
     ("ViT-B/32", {}, 4_409),
     ("ViT-B/16", {}, 17_564),
@@ -116,9 +116,9 @@ def test_sequence_lengths(name, resolution, tokens):
 
 
 OPTIONS = [
-    *({"position": kind} for kind in ("none", "learned-2d", "sincos-1d", "sincos-2d", "relative", "rope-2d")),
-    *({"position": kind, "position_at": "every"} for kind in ("learned-1d", "learned-2d", "relative")),
-    *({"position": kind, "position_at": "shared"} for kind in ("learned-1d", "learned-2d", "relative")),
+    *({"position": position} for position in ("none", "learned-2d", "sincos-1d", "sincos-2d", "relative", "rope-2d")),
+    *({"position": position, "position_at": "every"} for position in ("learned-1d", "learned-2d", "relative")),
+    *({"position": position, "position_at": "shared"} for position in ("learned-1d", "learned-2d", "relative")),
     {"position": "relative", "wrap": True},
     {"pool": "gap", "position": "relative"},
     {"pool": "gap", "registers": 3},
@@ -153,22 +153,22 @@ def check_arithmetic(config):
     assert sum(parameter.numel() for parameter in model.parameters()) == config.parameters
     images = torch.empty(1, config.channels, *config.resolution, device="meta")
     with FlopCounterMode(display=False) as counter:
-        # The literature counts the last block whole; `forward` spares what [CLS] does not need.
+        # The literature counts the complete last block; `forward` computes only [CLS] there.
         logits = model.read(model.encode(model.embed(images), all_tokens=True))
     assert counter.get_total_flops() == 2 * config.macs
     assert logits.shape == (1, config.classes)
 
 
-def test_the_trimmed_last_block_spares_what_the_docs_say():
-    spared = {}
+def test_trimmed_last_block_saves_the_documented_share_of_macs():
+    saved_shares = {}
     for name in ("ViT-B/16", "ViT-Nano/7"):
         config = find(name)
         model = meta_model(config)
         with FlopCounterMode(display=False) as counter:
             model(torch.empty(1, config.channels, *config.resolution, device="meta"))
-        spared[name] = 1 - counter.get_total_flops() / (2 * config.macs)
-    assert spared["ViT-B/16"] == pytest.approx(0.069, abs=5e-4)
-    assert spared["ViT-Nano/7"] == pytest.approx(0.176, abs=5e-3)
+        saved_shares[name] = 1 - counter.get_total_flops() / (2 * config.macs)
+    assert saved_shares["ViT-B/16"] == pytest.approx(0.069, abs=5e-4)
+    assert saved_shares["ViT-Nano/7"] == pytest.approx(0.176, abs=5e-3)
 
 
 # Settings with tables, by family.
@@ -187,44 +187,44 @@ TABLES = [
 
 
 @pytest.mark.parametrize(("name", "changes"), TABLES, ids=str)
-def test_tables_are_as_the_configuration_says(name, changes):
+def test_tables_of_the_model_equal_the_configuration(name, changes):
     check_tables(find(name).replace(**changes))
 
 
 def check_tables(config):
-    """The model makes the tables that its configuration lists, on the meta device as well."""
-    made = build(config).make_tables()
-    said = {name: table and (table.shape, table.size) for name, table in config.tables.items()}
-    assert said == {
+    """Check that the model makes the tables that its configuration lists, on the meta device as well."""
+    tables = build(config).make_tables()
+    listed = {name: table and (table.shape, table.size) for name, table in config.tables.items()}
+    assert listed == {
         name: None if table is None else (tuple(table.shape), table.numel() * table.element_size())
-        for name, table in made.items()
+        for name, table in tables.items()
     }
-    meta = meta_model(config)
-    for name, table in made.items():
-        own = getattr(meta, name)
-        assert (own is None) == (table is None)
-        assert own is None or (own.is_meta and own.shape == table.shape)
+    model = meta_model(config)
+    for name, table in tables.items():
+        meta_table = getattr(model, name)
+        assert (meta_table is None) == (table is None)
+        assert meta_table is None or (meta_table.is_meta and meta_table.shape == table.shape)
 
 
-class Allocated(TorchDispatchMode):
-    """How many bytes the largest tensor has that is not on the meta device."""
+class LargestAllocation(TorchDispatchMode):
+    """Dispatch mode that records the size in bytes of the largest tensor outside of the meta device."""
 
-    largest = 0
+    size = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor) and not made.is_meta:
-            self.largest = max(self.largest, made.numel() * made.element_size())
-        return made
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not result.is_meta:
+            self.size = max(self.size, result.numel() * result.element_size())
+        return result
 
 
 @pytest.mark.parametrize(("name", "changes"), TABLES, ids=str)
 def test_building_on_meta_allocates_nothing(name, changes):
-    """A bundle's configuration is compared with its weights on the meta device, whatever grid it asks for."""
+    """A bundle's configuration, also with a huge grid, is compared with its weights on the meta device."""
     side = {"vit": 7 * 80, "hybrid": 8 * 80, "igpt": 80, "lstm": 7 * 1000}[find(name).family]
-    with Allocated() as allocated:
+    with LargestAllocation() as allocation:
         meta_model(find(name).replace(**changes, resolution=side))
-    assert allocated.largest < 100
+    assert allocation.size < 100
 
 
 @pytest.mark.parametrize(
@@ -240,17 +240,17 @@ def test_building_on_meta_allocates_nothing(name, changes):
     ],
     ids=str,
 )
-def test_tables_that_would_fill_the_memory_are_refused(name, changes):
+def test_tables_that_would_fill_the_memory_are_rejected(name, changes):
     with pytest.raises(UsageError, match=r"^Tables of positions and masks must take at most 536,870,912 bytes, got"):
         find(name).replace(**changes)
 
 
-def test_images_that_would_fill_the_memory_are_refused():
+def test_images_that_would_fill_the_memory_are_rejected():
     with pytest.raises(UsageError, match="must be at most 268,435,456, got 65,536 x 65,536 x 1"):
         find("ViT-Nano/8").replace(resolution=65_536, channels=1)
 
 
-WRONG = [
+INVALID = [
     ({"resolution": 225}, "Resolution must divide into whole patches, got height 225 with patch 16. Use 224 or 240."),
     ({"resolution": 8}, "Resolution must be at least one patch, got height 8 with patch 16."),
     ({"resolution": (224, 225)}, "got width 225"),
@@ -286,7 +286,7 @@ WRONG = [
 ]
 
 
-def test_the_registry_says_which_positions_wrap(monkeypatch):
+def test_wrap_error_lists_the_positions_of_the_registry(monkeypatch):
     monkeypatch.setattr(Learned2D, "can_wrap", True)
     with pytest.raises(
         UsageError, match="Wrap must go with position learned-2d or relative or rope-2d, got position none"
@@ -294,16 +294,16 @@ def test_the_registry_says_which_positions_wrap(monkeypatch):
         create("ViT-B/16", wrap=True, position="none")
 
 
-@pytest.mark.parametrize(("changes", "message"), WRONG, ids=lambda value: str(value)[:40])
-def test_wrong_settings_are_one_line(changes, message):
-    with pytest.raises(UsageError) as caught:
+@pytest.mark.parametrize(("changes", "message"), INVALID, ids=lambda value: str(value)[:40])
+def test_invalid_settings_raise_a_one_line_error(changes, message):
+    with pytest.raises(UsageError) as error:
         create("ViT-B/16", **changes)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("name", "suggestion"),
     [
         ("vit-b/16", "ViT-B/16"),
         ("ViT-B16", "ViT-B/16"),
@@ -313,12 +313,12 @@ def test_wrong_settings_are_one_line(changes, message):
         ("vit_gigantic_patch14", "ViT-G/14"),
     ],
 )
-def test_unknown_names_get_a_suggestion(given, meant):
-    with pytest.raises(UsageError, match=f"Did you mean '{meant}'"):
-        create(given)
+def test_unknown_names_get_a_suggestion(name, suggestion):
+    with pytest.raises(UsageError, match=f"Did you mean '{suggestion}'"):
+        create(name)
 
 
-def test_json_round_trip_and_refusals():
+def test_json_round_trip_rejects_unknown_fields():
     config = ViTConfig(resolution=(32, 64), stride=(8, 8), position="rope-2d", layer_scale=0.1)
     fields = config.to_json()
     assert ViTConfig.from_json(fields) == config
@@ -328,7 +328,7 @@ def test_json_round_trip_and_refusals():
         ViTConfig.from_json([fields])
 
 
-def test_numbers_agree_with_their_nouns():
+def test_pluralise_agrees_with_the_count():
     assert [pluralise(count, "step") for count in (0, 1, 1.0, 0.182, 1200)] == [
         "0 steps",
         "1 step",

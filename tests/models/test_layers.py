@@ -1,4 +1,4 @@
-"""The parts: patches, attention, MLP, norms."""
+"""Building blocks of Vision Transformers: patches, attention, MLP, norms."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_plain_patch_embedding_equals_the_convolution_of_checkpoints():
 
 
 def test_patch_embedding_and_mlp_commute_with_every_token_permutation():
-    """Only they are local: each token is worked on alone, wherever it stands. Attention commutes as a whole, too."""
+    """Both process each token separately. Attention does not: a changed token changes all other outputs."""
     order = torch.randperm(16)
     embed = redraw(PatchEmbed(channels=3, width=8, patch=(4, 4), stride=(4, 4), padding=(0, 0)))
     images = torch.randn(2, 3, 16, 16)
@@ -71,14 +71,14 @@ def test_patch_embedding_and_mlp_commute_with_every_token_permutation():
     torch.testing.assert_close(mlp(tokens[:, order]), mlp(tokens)[:, order], rtol=0, atol=1e-5)
     changed = tokens.clone()
     changed[:, 3] += 1
-    others = [index for index in range(16) if index != 3]
+    other_tokens = [index for index in range(16) if index != 3]
     attention = redraw(Attention(width=8, heads=2, qkv_bias=True))
-    assert torch.equal(mlp(changed)[:, others], mlp(tokens)[:, others])
-    assert (attention(changed) - attention(tokens))[:, others].abs().max() > 1e-2
+    assert torch.equal(mlp(changed)[:, other_tokens], mlp(tokens)[:, other_tokens])
+    assert (attention(changed) - attention(tokens))[:, other_tokens].abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("bias", [None, "additive", "mask"])
-def test_written_attention_reproduces_the_fused_kernel(bias):
+def test_attention_weights_reproduce_the_fused_kernel(bias):
     attention = redraw(Attention(width=32, heads=4, qkv_bias=True))
     x = torch.randn(2, 11, 32)
     table = {None: None, "additive": torch.randn(4, 11, 11), "mask": torch.rand(11, 11) > 0.3}[bias]
@@ -92,22 +92,22 @@ def test_written_attention_reproduces_the_fused_kernel(bias):
     torch.testing.assert_close(attention(x, bias=table, queries=3), attention(x, bias=table)[:, :3], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["gelu", "gelu-tanh", "relu", "tanh"])
-def test_activation_is_the_same_with_and_without_gradient(kind):
+@pytest.mark.parametrize("name", ["gelu", "gelu-tanh", "relu", "tanh"])
+def test_activation_is_the_same_with_and_without_gradient(name):
     x = torch.randn(50)
     reference = {
         "gelu": 0.5 * x * (1 + torch.erf(x / 2**0.5)),
         "gelu-tanh": 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
         "relu": x.clamp(min=0),
         "tanh": torch.tanh(x),
-    }[kind]
+    }[name]
     leaf = x.clone().requires_grad_()
-    with_gradient = activate(leaf, kind, fresh=True)
+    with_gradient = activate(leaf, name, fresh=True)
     torch.testing.assert_close(with_gradient, reference, rtol=0, atol=1e-6)
     assert torch.equal(leaf, x)
-    assert torch.equal(activate(x.clone(), kind, fresh=True), with_gradient)
-    assert torch.equal(activate(held := x.clone(), kind, fresh=False), with_gradient)
-    assert torch.equal(held, x)
+    assert torch.equal(activate(x.clone(), name, fresh=True), with_gradient)
+    assert torch.equal(activate(unchanged := x.clone(), name, fresh=False), with_gradient)
+    assert torch.equal(unchanged, x)
 
 
 def test_batch_norm_normalises_each_feature_over_images_and_tokens():
@@ -117,61 +117,61 @@ def test_batch_norm_normalises_each_feature_over_images_and_tokens():
     torch.testing.assert_close(norm(x), reference, rtol=0, atol=1e-5)
 
 
-def test_drop_path_keeps_the_expectation_and_whole_images():
+def test_drop_path_drops_complete_images_and_keeps_the_expectation():
     out = drop_path(torch.ones(4000, 2, 3), 0.25, training=True)
-    kept = out[:, 0, 0] > 0
-    assert torch.equal(out, kept[:, None, None] * torch.full((4000, 2, 3), 1 / 0.75))
-    assert abs(kept.float().mean().item() - 0.75) < 0.03
+    is_kept = out[:, 0, 0] > 0
+    assert torch.equal(out, is_kept[:, None, None] * torch.full((4000, 2, 3), 1 / 0.75))
+    assert abs(is_kept.float().mean().item() - 0.75) < 0.03
     assert drop_path(out, 0.25, training=False) is out
 
 
 @pytest.mark.parametrize("bias", [None, "mask", "numbers"])
 @pytest.mark.parametrize("queries", [None, 1])
-def test_short_sequences_train_by_the_equations_and_answer_by_the_fused_kernel(bias, queries):
+def test_unfused_attention_in_training_equals_the_fused_kernel(bias, queries):
     attention = Attention(width=24, heads=3, qkv_bias=True).double()
     tokens = torch.randn(4, 9, 24, dtype=torch.float64)
-    added = {None: None, "mask": torch.rand(9, 9) < 0.7, "numbers": torch.randn(3, 9, 9, dtype=torch.float64)}[bias]
+    table = {None: None, "mask": torch.rand(9, 9) < 0.7, "numbers": torch.randn(3, 9, 9, dtype=torch.float64)}[bias]
     if bias == "mask":
-        added.fill_diagonal_(True)
-    found = []
+        table.fill_diagonal_(True)
+    results = []
     for training in (True, False):
         attention.train(training).zero_grad()
-        y = attention(tokens, bias=added, queries=queries)
+        y = attention(tokens, bias=table, queries=queries)
         y.square().sum().backward()
-        found.append((y.detach(), attention.qkv.weight.grad.clone()))
-    for written_out, fused in zip(*found, strict=True):
-        torch.testing.assert_close(written_out, fused, rtol=1e-10, atol=1e-10)
+        results.append((y.detach(), attention.qkv.weight.grad.clone()))
+    for unfused, fused in zip(*results, strict=True):
+        torch.testing.assert_close(unfused, fused, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("queries", [None, 1])
 @pytest.mark.parametrize("bias", [None, "mask", "numbers"])
 @pytest.mark.parametrize(("qkv_bias", "scale", "rotates"), [(True, None, False), (False, 0.3, True)])
-def test_separate_matrices_attend_as_one_does(bias, queries, qkv_bias, scale, rotates):
+def test_separate_attention_equals_fused_attention(bias, queries, qkv_bias, scale, rotates):
     fused = redraw(Attention(width=24, heads=3, qkv_bias=qkv_bias, scale=scale)).double().eval()
     tokens = torch.randn(4, 9, 24, dtype=torch.float64)
-    added = {None: None, "mask": torch.rand(9, 9) < 0.7, "numbers": torch.randn(3, 9, 9, dtype=torch.float64)}[bias]
+    table = {None: None, "mask": torch.rand(9, 9) < 0.7, "numbers": torch.randn(3, 9, 9, dtype=torch.float64)}[bias]
     if bias == "mask":
-        added.fill_diagonal_(True)
+        table.fill_diagonal_(True)
     rope = torch.randn(2, 9, 4, dtype=torch.float64) if rotates else None
     separate = SeparateAttention(fused)
-    expected = fused(tokens, rope, added, queries)
-    torch.testing.assert_close(separate(tokens, rope, added, queries), expected, rtol=1e-10, atol=1e-10)
-    first = fused.weights(tokens)[:, :, 0]
+    expected = fused(tokens, rope, table, queries)
+    torch.testing.assert_close(separate(tokens, rope, table, queries), expected, rtol=1e-10, atol=1e-10)
+    cls_attention = fused.weights(tokens)[:, :, 0]
     for attention in (fused, separate):
-        torch.testing.assert_close(attention.cls_attention(tokens), first, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(attention.cls_attention(tokens), cls_attention, rtol=1e-10, atol=1e-10)
     assert separate.v.weight.data_ptr() == fused.qkv.weight[48:].data_ptr()  # no second copy
 
 
-def test_only_torchs_own_layers_are_separated():
-    """What somebody has put in the place of a layer goes on being called."""
+def test_separate_skips_subclasses_and_modules_with_hooks():
+    """A subclass or a hook in the place of a layer is still called."""
 
     class Normalised(Attention):
         def qkv_heads(self, x_BND, rope, queries=None):
             q, k, v = super().qkv_heads(x_BND, rope, queries)
             return F.normalize(q, dim=-1), F.normalize(k, dim=-1), v
 
-    kinds = (Attention, Attention, Attention, Normalised)
-    blocks = torch.nn.ModuleList(kind(width=8, heads=2, qkv_bias=True) for kind in kinds)
+    types = (Attention, Attention, Attention, Normalised)
+    blocks = torch.nn.ModuleList(block_type(width=8, heads=2, qkv_bias=True) for block_type in types)
     blocks[0].qkv.register_forward_hook(lambda module, inputs, output: output * 2)
     blocks[1].register_forward_hook(lambda module, inputs, output: output * 2)
     separate_(blocks)

@@ -1,4 +1,4 @@
-"""Changes to weights: what families support, and what a family without a surgery of its own gets."""
+"""Surgery: supported changes of weights by family, and the defaults of a family without its own subclass."""
 
 import pytest
 import torch
@@ -42,16 +42,16 @@ def test_shared_weights_change_in_both_models():
         ),
     ],
 )
-def test_a_new_head_comes_with_notes_about_dropped_parts(name, changes, notes):
+def test_new_head_returns_notes_about_dropped_modules(name, changes, notes):
     model = create(name, **changes)
-    fresh, dropped = surgery_of(model).with_new_head(3)
-    assert (fresh.config.classes, fresh.config.embedding, dropped) == (3, 0, notes)
-    assert fresh(torch.rand(1, 1, *fresh.config.resolution)).tolist() == [[0, 0, 0]]
+    copy, dropped_notes = surgery_of(model).with_new_head(3)
+    assert (copy.config.classes, copy.config.embedding, dropped_notes) == (3, 0, notes)
+    assert copy(torch.rand(1, 1, *copy.config.resolution)).tolist() == [[0, 0, 0]]
     assert model.config.replace() == create(name, **changes).config
 
 
 def test_split_order_rejects_an_order_that_mixes_patches():
-    places = torch.arange(16).view(4, 4)
-    patches, inside = split_order(places.flip(0).flatten(), (4, 4), (2, 2))
+    raster = torch.arange(16).view(4, 4)
+    patches, inside = split_order(raster.flip(0).flatten(), (4, 4), (2, 2))
     assert (patches.tolist(), inside.tolist()) == ([2, 3, 0, 1], [2, 3, 0, 1])
-    assert split_order(torch.cat([places.flatten()[1:], places.flatten()[:1]]), (4, 4), (2, 2)) is None
+    assert split_order(torch.cat([raster.flatten()[1:], raster.flatten()[:1]]), (4, 4), (2, 2)) is None

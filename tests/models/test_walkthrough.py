@@ -1,4 +1,4 @@
-"""Walkthroughs: every family has one, and every message that it names exists in English and Korean."""
+"""Walkthroughs of all families: their steps, and their messages in English and Korean."""
 
 import re
 
@@ -70,9 +70,9 @@ def test_no_message_is_unused():
                 vitrail.look(model, torch.rand(1, model.config.channels, *model.config.resolution))
             )
         }
-        own = set(walkthrough.messages) - set(Walkthrough.messages)
+        names = set(walkthrough.messages) - set(Walkthrough.messages)
         inherited = set(ViTWalkthrough.messages) if family == "hybrid" else set()
-        assert {name for name in own - inherited if not explained.match(name)} <= used, family
+        assert {name for name in names - inherited if not explained.match(name)} <= used, family
 
 
 def test_a_family_without_a_walkthrough_gets_one_step_per_layer():
@@ -83,7 +83,7 @@ def test_a_family_without_a_walkthrough_gets_one_step_per_layer():
     assert all(step.sentence in Walkthrough.messages for step in steps)
 
 
-def test_the_equations_of_the_paper():
+def test_equations_equal_the_paper():
     assert attention_equation("z_l") == "z' = MSA(LN(z_l)) + z_l"
     assert mlp_equation("z_(l+1)") == "z_(l+1) = MLP(LN(z')) + z'"
     assert pooling_equation("cls") == "LN(z_L^0)"
@@ -94,7 +94,7 @@ def test_inspect_and_explain_show_the_same_equations_of_a_block():
     walkthrough = walkthrough_of(model)
     steps = {step.key: step.equation for step in walkthrough.steps(vitrail.look(model, torch.rand(1, 1, 28, 28)))}
     explained = {step.name: step.equation for part in walkthrough.explanation().parts.values() for step in part}
-    both = f"{explained['added']},  {explained['attended']}".replace("z_(l+1)", "z_1").replace("z_l", "z_0")
-    assert steps["blocks.0"] == both
+    equations = f"{explained['added']},  {explained['attended']}".replace("z_(l+1)", "z_1").replace("z_l", "z_0")
+    assert steps["blocks.0"] == equations
     assert steps["tokens"] == explained["positions"]
     assert steps["pooled"] == explained["read"]

@@ -1,4 +1,4 @@
-"""The families' own biases, exactly: who is invariant to what, each beside a contrast that is not; and the peers."""
+"""Inductive biases of the families: exact invariances, each with a counterexample, and parity with peers."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ from vitrail.models.families.lstm.model import sequence_order
 from vitrail.models.layers import patchify, unpatchify
 from vitrail.models.palette import nearest_colours
 
-NO = 1e-2  # "differs", as a share of how much the logits of different images differ
-YES = 1e-9  # "equal", in double precision
+DIFFERENT = 1e-2  # least difference of logits, relative to the spread of the logits of different images
+EQUAL = 1e-9  # largest difference by rounding in double precision
 
 
 def make(name, **changes):
@@ -26,8 +26,9 @@ def random_images(model, count=3):
     return torch.randn(count, model.config.channels, *model.config.resolution, dtype=torch.float64)
 
 
-def difference(one, other):
-    return ((one - other).abs().max() / (one - one.mean(0)).abs().max()).item()
+def difference(logits, other_logits):
+    """Return the largest difference, relative to the spread of the logits of different images."""
+    return ((logits - other_logits).abs().max() / (logits - logits.mean(0)).abs().max()).item()
 
 
 def shuffle_patches(images, order, grid=(4, 4), patch=(7, 7)):
@@ -42,47 +43,47 @@ def shuffle_within(images, order, grid=(4, 4), patch=(7, 7)):
 
 
 @pytest.mark.parametrize("inputs", [1, 3, 7, 8, 9])
-def test_a_shortcut_of_few_channels_has_its_own_gradient(inputs):
-    """Of fewer than eight channels, torch's own kernel for AVX2 broke the heap here."""
+def test_gradients_of_strided_shortcuts_with_few_channels_are_exact(inputs):
+    """With fewer than eight channels, torch's AVX2 kernel writes beyond the end of its buffer."""
     model = Projection(inputs, 14, 2)
     use_channels_last(model)
     images = torch.randn(64, inputs, 32, 32).contiguous(memory_format=torch.channels_last).requires_grad_()
-    exact, exact_weight = (one.detach().double().requires_grad_() for one in (images, model.weight))
+    exact_images, exact_weight = (tensor.detach().double().requires_grad_() for tensor in (images, model.weight))
     for _ in range(20):
         images.grad = model.weight.grad = None
         model(images).square().sum().backward()
-    torch.nn.functional.conv2d(exact, exact_weight, stride=2).square().sum().backward()
-    for found, true in ((images.grad, exact.grad), (model.weight.grad, exact_weight.grad)):
-        assert (found - true).norm() / true.norm() < 1e-5
+    torch.nn.functional.conv2d(exact_images, exact_weight, stride=2).square().sum().backward()
+    for gradient, exact in ((images.grad, exact_images.grad), (model.weight.grad, exact_weight.grad)):
+        assert (gradient - exact).norm() / exact.norm() < 1e-5
 
 
 # MLP-Mixer
 
 
-def test_mixer_can_be_reindexed_to_shuffled_patches():
+def test_mixer_weights_can_be_permuted_for_shuffled_patches():
     model = make("Mixer-Nano/7")
     images, order = random_images(model), torch.randperm(16)
     logits, shuffled = model(images), shuffle_patches(images, order)
-    assert difference(logits, model(shuffled)) > NO
+    assert difference(logits, model(shuffled)) > DIFFERENT
     assert permute_input_weights(model, patch_order(order, (28, 28), (7, 7)))
-    assert difference(logits, model(shuffled)) < YES
+    assert difference(logits, model(shuffled)) < EQUAL
 
 
 @pytest.mark.parametrize("name", ["Mixer-Nano/7", "LSTM-Nano/7", "ViT-Nano/7"])
-def test_a_shared_shuffle_within_patches_is_a_reindexed_embedding(name):
+def test_shared_shuffle_within_patches_equals_a_permuted_projection(name):
     model = make(name, channels=3)
     images, order = random_images(model), permutation("within", (28, 28), (7, 7), 0)
     logits, shuffled = model(images), move(images, order)
-    assert difference(logits, model(shuffled)) > NO
+    assert difference(logits, model(shuffled)) > DIFFERENT
     assert permute_input_weights(model, order)
-    assert difference(logits, model(shuffled)) < YES
+    assert difference(logits, model(shuffled)) < EQUAL
 
 
 @pytest.mark.parametrize("name", ["Mixer-Nano/7", "LSTM-Nano/7", "Hybrid-Nano", "iGPT-Micro", "MLP-Nano"])
-def test_families_without_translation_bias_notice_a_shift(name):
+def test_families_without_translation_bias_are_not_shift_invariant(name):
     model = make(name)
     images = random_images(model)
-    assert difference(model(images), model(images.roll(7, 3))) > NO
+    assert difference(model(images), model(images.roll(7, 3))) > DIFFERENT
 
 
 # Convolutional networks
@@ -93,68 +94,68 @@ def test_a_circular_cnn_without_strides_is_invariant_to_every_shift():
     images = random_images(model)
     logits = model(images)
     for shift in ((1, 0), (0, 1), (3, 5), (13, 27)):
-        assert difference(logits, model(images.roll(shift, (2, 3)))) < YES
+        assert difference(logits, model(images.roll(shift, (2, 3)))) < EQUAL
     with_edges = make("ResNet-Nano", strides=(1, 1, 1))
-    assert difference(with_edges(images), with_edges(images.roll(5, 3))) > NO
+    assert difference(with_edges(images), with_edges(images.roll(5, 3))) > DIFFERENT
 
 
 def test_a_strided_cnn_is_invariant_to_multiples_of_its_stride_alone():
     model = make("ResNet-Nano", edges="circular")
     images = random_images(model)
     logits = model(images)
-    assert difference(logits, model(images.roll((4, 8), (2, 3)))) < YES
-    assert difference(logits, model(images.roll(1, 3))) > NO
-    assert difference(logits, model(images.roll(2, 3))) > NO
+    assert difference(logits, model(images.roll((4, 8), (2, 3)))) < EQUAL
+    assert difference(logits, model(images.roll(1, 3))) > DIFFERENT
+    assert difference(logits, model(images.roll(2, 3))) > DIFFERENT
 
 
 @pytest.mark.parametrize("name", ["ResNet-Nano", "Hybrid-Nano", "LSTM-Nano/7"])
-def test_neighbourhoods_and_order_matter(name):
+def test_cnn_hybrid_and_lstm_depend_on_neighbourhoods_and_order(name):
     model = make(name)
     images = random_images(model)
     logits = model(images)
-    assert difference(logits, model(shuffle_patches(images, torch.randperm(16)))) > NO
-    assert difference(logits, model(shuffle_within(images, torch.randperm(49)))) > NO
-    assert difference(logits, model(move(images, torch.randperm(784)))) > NO
+    assert difference(logits, model(shuffle_patches(images, torch.randperm(16)))) > DIFFERENT
+    assert difference(logits, model(shuffle_within(images, torch.randperm(49)))) > DIFFERENT
+    assert difference(logits, model(move(images, torch.randperm(784)))) > DIFFERENT
 
 
 @pytest.mark.parametrize(
     ("name", "changes"), [("Mixer-Nano/7", {}), ("ViT-Nano/7", {}), ("ViT-Nano/7", {"position": "none"})]
 )
-def test_patches_are_a_bias_of_their_own(name, changes):
-    """Shuffling all pixels mixes patches with each other: no re-indexing of these models undoes that."""
+def test_patch_models_depend_on_which_pixels_share_a_patch(name, changes):
+    """Shuffling all pixels mixes patches, and no permutation of the weights of these models undoes it."""
     model = make(name, **changes)
     images = random_images(model)
-    assert difference(model(images), model(move(images, torch.randperm(784)))) > NO
+    assert difference(model(images), model(move(images, torch.randperm(784)))) > DIFFERENT
 
 
-# No bias at all
+# Families without spatial bias
 
 
-def test_mlp_can_be_reindexed_to_any_order_of_pixels():
+def test_mlp_weights_can_be_permuted_for_any_order_of_pixels():
     model = make("MLP-Nano", width=64, channels=3)
     images, order = random_images(model), torch.randperm(784)
     logits, shuffled = model(images), move(images, order)
-    assert difference(logits, model(shuffled)) > NO
+    assert difference(logits, model(shuffled)) > DIFFERENT
     assert permute_input_weights(model, order)
-    assert difference(logits, model(shuffled)) < YES
+    assert difference(logits, model(shuffled)) < EQUAL
 
 
-def test_a_pixel_transformer_can_be_reindexed_to_any_order_of_pixels():
+def test_igpt_positions_can_be_permuted_for_any_order_of_pixels():
     model = make("iGPT-Micro")
     images, order = random_images(model), torch.randperm(196)
     logits, shuffled = model(images), move(images, order)
-    assert difference(logits, model(shuffled)) > NO
+    assert difference(logits, model(shuffled)) > DIFFERENT
     assert permute_input_weights(model, order)
-    assert difference(logits, model(shuffled)) < YES
+    assert difference(logits, model(shuffled)) < EQUAL
     causal = make("iGPT-Micro", causal=True)
     logits = causal(images)
     assert not permute_input_weights(causal, order)
     with torch.no_grad():
         causal.pos_embed.copy_(causal.pos_embed[:, order])
-    assert difference(logits, causal(shuffled)) > NO
+    assert difference(logits, causal(shuffled)) > DIFFERENT
 
 
-REFUSED = [
+UNSUPPORTED = [
     ("ResNet-Nano", {}, "within"),
     ("Hybrid-Nano", {}, "patches"),
     ("LSTM-Nano/7", {}, "patches"),
@@ -166,8 +167,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "level"), REFUSED)
-def test_what_cannot_be_reindexed_stays_as_it_is(name, changes, level):
+@pytest.mark.parametrize(("name", "changes", "level"), UNSUPPORTED)
+def test_unsupported_permutations_leave_the_weights_unchanged(name, changes, level):
     model = make(name, **changes)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     assert not permute_input_weights(model, permutation(level, (28, 28), (7, 7), 0))
@@ -178,16 +179,16 @@ def test_what_cannot_be_reindexed_stays_as_it_is(name, changes, level):
 
 
 @pytest.mark.parametrize("order", ["reversed", "column", "snake", "random"])
-def test_an_lstm_reads_in_its_order(order):
-    plain, other = make("LSTM-Nano/7"), make("LSTM-Nano/7", order=order)
+def test_lstm_reads_patches_in_the_configured_order(order):
+    plain, ordered = make("LSTM-Nano/7"), make("LSTM-Nano/7", order=order)
     images = random_images(plain)
-    assert difference(plain(images), other(images)) > NO
+    assert difference(plain(images), ordered(images)) > DIFFERENT
     sequence = sequence_order(order, (4, 4))
     assert sorted(sequence.tolist()) == list(range(16))
-    assert difference(plain(shuffle_patches(images, sequence)), other(images)) < YES
+    assert difference(plain(shuffle_patches(images, sequence)), ordered(images)) < EQUAL
 
 
-def test_orders_by_hand():
+def test_sequence_orders_match_hand_computed_orders():
     assert sequence_order("column", (2, 3)).tolist() == [0, 3, 1, 4, 2, 5]
     assert sequence_order("snake", (2, 3)).tolist() == [0, 1, 2, 5, 4, 3]
     assert sequence_order("reversed", (2, 3)).tolist() == [5, 4, 3, 2, 1, 0]
@@ -195,19 +196,19 @@ def test_orders_by_hand():
     assert sequence_order("random", (4, 4), 1).tolist() != sequence_order("random", (4, 4), 2).tolist()
 
 
-def test_causality_is_exactly_zero_where_it_is_claimed():
-    lower = torch.ones(16, 16, dtype=torch.bool).triu()
-    assert torch.equal(influence(make("LSTM-Nano/7"), 1), lower)
+def test_later_patches_have_exactly_zero_influence_in_causal_families():
+    is_earlier = torch.ones(16, 16, dtype=torch.bool).triu()
+    assert torch.equal(influence(make("LSTM-Nano/7"), 1), is_earlier)
     assert influence(make("LSTM-Nano/7", bidirectional=True), 1).all()
     assert influence(make("Mixer-Nano/7"), 0).all()
     causal = influence(make("iGPT-Micro", causal=True, resolution=4), 1)
-    assert not causal[~lower].any()
+    assert not causal[~is_earlier].any()
     assert causal.diagonal().all()
-    free = influence(make("iGPT-Micro", resolution=4), 1)
-    assert free[~lower].any()
+    unmasked = influence(make("iGPT-Micro", resolution=4), 1)
+    assert unmasked[~is_earlier].any()
 
 
-def test_next_pixel_logits_never_see_their_own_pixel():
+def test_next_pixel_logits_do_not_depend_on_their_own_pixel():
     model = redraw(create("iGPT-Micro", output="pixels", causal=True, classes=16, resolution=5).double())
     images = torch.full((1, 1, 5, 5), -0.9, dtype=torch.float64)
     before = model(images)
@@ -221,7 +222,7 @@ def test_next_pixel_logits_never_see_their_own_pixel():
             assert moved[pixel + 1]
 
 
-def test_colours_are_chosen_in_full_precision():
+def test_nearest_colours_are_computed_in_full_precision():
     model = create("iGPT-S", depth=1)
     images = torch.rand(4, 3, 32, 32) * 2 - 1
     with torch.autocast("cpu", torch.bfloat16):
@@ -229,7 +230,7 @@ def test_colours_are_chosen_in_full_precision():
     assert torch.equal(nearest_colours(images, model.palette), quantised)
 
 
-def test_igpt_starts_as_published():
+def test_igpt_initialisation_equals_the_published_code():
     model = create("iGPT-S", depth=4).requires_grad_(False)
     block = model.blocks[0]
     expected = {block.attn.qkv: 512**-0.5, block.attn.proj: (512 * 4) ** -0.5, block.mlp.fc1: 0.02, block.mlp.fc2: 0.02}
@@ -237,7 +238,7 @@ def test_igpt_starts_as_published():
         assert linear.weight.std() == pytest.approx(std, rel=0.01)
 
 
-def test_the_palette_is_nearest_colours_and_travels_with_the_model():
+def test_palette_is_saved_with_the_model_and_gives_nearest_colours():
     model = create("iGPT-Micro", channels=3, palette=32)
     images = torch.rand(2, 3, 14, 14) * 2 - 1
     pixels = images.flatten(2).transpose(1, 2)
@@ -249,7 +250,7 @@ def test_the_palette_is_nearest_colours_and_travels_with_the_model():
     assert torch.cdist(model.palette, model.palette).fill_diagonal_(9).min() > 0.1
 
 
-# Equal to the peers
+# Parity with peers
 
 
 @pytest.mark.parametrize(

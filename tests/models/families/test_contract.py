@@ -1,4 +1,4 @@
-"""What every named model of every family must do: the large ones on the meta device, the small ones for real."""
+"""Contract tests of every named model of every family: large models on the meta device, small models on real data."""
 
 import copy
 
@@ -32,7 +32,7 @@ def test_arithmetic_equals_the_built_model(name):
         images = random_images(config, 1)
     assert sum(parameter.numel() for parameter in model.parameters()) == config.parameters
     with FlopCounterMode(display=False) as counter:
-        # The literature counts a ViT's last block whole; `forward` spares what [CLS] does not need.
+        # The literature counts the complete last block of a ViT; `forward` computes only [CLS] there.
         logits = (
             model.read(model.encode(model.embed(images), all_tokens=True))
             if hasattr(model, "encode")
@@ -48,7 +48,7 @@ def test_arithmetic_equals_the_built_model(name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_gradients_determinism_batches_and_bundles(name, tmp_path):
-    # So that logits are of order 1 in every family.
+    # These standard deviations give logits of order 1 in every family.
     model = redraw(create(name), std={"MLP": 0.02, "ResNet": 0.2}.get(name.partition("-")[0], 0.1))
     config = model.config
     images = random_images(config, 8)
@@ -74,21 +74,21 @@ def test_gradients_determinism_batches_and_bundles(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)
-def test_any_channels_and_classes(name):
+def test_every_family_supports_any_channels_and_classes(name):
     for channels in (1, 3, 13):
         model = create(name, channels=channels, classes=7)
         assert model(random_images(model.config)).shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)
-def test_a_model_without_a_head_returns_what_a_head_would_read(name):
+def test_model_without_a_head_returns_the_pooled_features(name):
     model = redraw(create(name))
     images = random_images(model.config)
     headless = model.clone_with(drop=("head.",), classes=0).eval()
-    seen = look(model, images)
+    activations = look(model, images)
     with torch.no_grad():
-        assert torch.equal(headless(images), seen.steps["pooled"])
-    assert torch.equal(look(headless, images).logits, seen.steps["pooled"])
+        assert torch.equal(headless(images), activations.steps["pooled"])
+    assert torch.equal(look(headless, images).logits, activations.steps["pooled"])
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in build(headless.config).parameters())
     assert parameters == headless.config.parameters < model.config.parameters
@@ -96,24 +96,26 @@ def test_a_model_without_a_head_returns_what_a_head_would_read(name):
 
 
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)
-def test_looking_changes_nothing(name):
+def test_look_does_not_change_the_logits(name):
     model = redraw(create(name))
     images = random_images(model.config)
     with torch.no_grad():
         logits = model(images)
-    seen = look(model, images)
-    assert torch.equal(seen.logits, logits)
-    assert [key for key in seen.steps if key.startswith("blocks")] == [f"blocks.{i}" for i in range(model.config.depth)]
+    activations = look(model, images)
+    assert torch.equal(activations.logits, logits)
+    assert [key for key in activations.steps if key.startswith("blocks")] == [
+        f"blocks.{i}" for i in range(model.config.depth)
+    ]
     with torch.no_grad():
-        torch.testing.assert_close(model.head(seen.steps["pooled"]), logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(model.head(activations.steps["pooled"]), logits, rtol=0, atol=1e-5)
     assert list(look(model, images, [0]).attention) == ([0] if name[:2] in ("Vi", "Hy", "iG") else [])
     with pytest.raises(UsageError, match="Layer must be from 0"):
         look(model, images, [model.config.depth])
 
 
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)
-def test_a_fresh_model_answers_zero_and_trains(name):
-    """The zero head of the paper: the first loss is log K; a few steps on one batch lower it."""
+def test_new_model_starts_with_zero_logits_and_trains(name):
+    """With the zero head of the paper the first loss is log K, and some steps on one batch lower it."""
     torch.manual_seed(0)
     model = create(name)
     images, labels = random_images(model.config, 16), torch.arange(16) % 10
@@ -139,7 +141,7 @@ def test_export_keeps_the_logits(name):
         torch.testing.assert_close(exported.module()(images), model(images), rtol=0, atol=1e-4)
 
 
-# torch breaks the graph at an LSTM. Tracing takes a second for each block, so there are few.
+# Without the LSTM, at which torch breaks the graph. Few blocks, because tracing takes a second per block.
 COMPILABLE = {
     "ViT-Pico/2": {"depth": 2},
     "Hybrid-Pico": {"depth": 2},
@@ -176,7 +178,7 @@ def test_strict_export_keeps_the_logits(name, training):
 @pytest.mark.parametrize(
     ("name", "size"), [("Hybrid-Nano", 36), ("ResNet-Nano", 41), ("LSTM-Nano/7", 35), ("iGPT-Micro", 16)]
 )
-def test_resize_where_it_means_something(name, size):
+def test_resize_of_families_without_positional_weights(name, size):
     model = redraw(create(name))
     resized = model.resize((size, size))
     assert resized.config.resolution == (size, size)
@@ -187,15 +189,15 @@ def test_resize_where_it_means_something(name, size):
 
 
 @pytest.mark.parametrize("name", ["Mixer-Nano/7", "MLP-Nano"])
-def test_resize_is_refused_where_places_have_weights(name):
-    for size in (35, (14, 56)):  # the second has as many places as 28 x 28
+def test_resize_is_rejected_for_families_with_positional_weights(name):
+    for size in (35, (14, 56)):  # the second size has as many positions as 28 x 28
         with pytest.raises(UsageError, match="whose weights depend on positions"):
             create(name).resize(size)
     assert create(name).resize(28).config.resolution == (28, 28)
 
 
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)
-def test_images_of_another_shape_are_refused(name):
+def test_images_of_another_shape_are_rejected(name):
     with pytest.raises(UsageError, match="Images must have shape"):
         create(name)(torch.zeros(1, 2, 30, 30))
 
@@ -208,7 +210,7 @@ def test_small_presets_cost_the_same_in_every_family():
             assert abs(count / MODELS[reference].macs - 1) < 0.10, name
 
 
-WRONG = [
+INVALID = [
     ("BiT-R50x1", {"base": 60}, "Base must be a multiple of the 32 groups"),
     ("BiT-R50x1", {"edges": "circular"}, "must not be set for kind bit"),
     ("BiT-R50x1", {"layers": ()}, "Layers must be 1 to 8 integers"),
@@ -232,9 +234,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "message"), WRONG, ids=lambda value: str(value)[:30])
-def test_wrong_settings_are_one_line(name, changes, message):
-    with pytest.raises(UsageError) as caught:
+@pytest.mark.parametrize(("name", "changes", "message"), INVALID, ids=lambda value: str(value)[:30])
+def test_invalid_settings_raise_a_one_line_error(name, changes, message):
+    with pytest.raises(UsageError) as error:
         create(name, **changes)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Equal to the published implementations, with the same weights: logits, gradients, pixels and predictions."""
+"""Parity with published implementations at equal weights: logits, gradients, pixels and predictions."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_map_pooling_registers_and_layer_scale_equal_timm():
 
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (224, 224), (300, 1000), (249, 247), (64, 64)])
-def test_preprocessing_is_timms_to_the_bit(size):
+def test_preprocessing_is_bit_identical_to_timm(size):
     data = import_peer("timm.data")
     from PIL import Image
 
@@ -87,30 +87,30 @@ def test_preprocessing_is_timms_to_the_bit(size):
 
 @pytest.fixture(scope="module")
 def deit(shared):
-    """DeiT-Ti/16 with its real weights, the 500 photos, and what our model says of each."""
+    """Return the bundle of DeiT-Ti/16 with its published weights, 500 ImageNet photos, and our predicted classes."""
     model = create("ViT-Ti/16")
     model.load_state_dict(load_file(shared / "deit-ti16" / "model.safetensors"), strict=True)
     bundle = vitrail.Bundle(model=model, preprocess=Preprocess())
     photos = sorted((shared / "imagenet-val-500").glob("*/*.JPEG"))
-    answers = vitrail.Classifier(bundle).predict(photos, top_k=1)
-    return bundle, photos, [int(answer[0]["label"]) for answer in answers]
+    predictions = vitrail.Classifier(bundle).predict(photos, top_k=1)
+    return bundle, photos, [int(labels[0]["label"]) for labels in predictions]
 
 
-def test_real_weights_on_real_photos_score_what_timm_scores(deit):
-    _, photos, answers = deit
-    truth = [int(photo.parent.name) for photo in photos]
-    assert sum(answer == label for answer, label in zip(answers, truth, strict=True)) == 356
+def test_published_weights_reach_timms_accuracy_on_photos(deit):
+    _, photos, predictions = deit
+    labels = [int(photo.parent.name) for photo in photos]
+    assert sum(prediction == label for prediction, label in zip(predictions, labels, strict=True)) == 356
     assert len(photos) == 500
 
 
 @pytest.mark.parametrize("step", [10, pytest.param(1, marks=slow)])
-def test_timm_gives_the_same_answer_on_every_photo(deit, step):
+def test_predictions_equal_timm_on_every_photo(deit, step):
     timm = import_peer("timm")
-    bundle, photos, answers = deit
+    bundle, photos, predictions = deit
     peer = timm.create_model("deit_tiny_patch16_224").eval()
     peer.load_state_dict(bundle.model.state_dict(), strict=True)
-    chosen = photos[::step]
+    sample = photos[::step]
     with torch.inference_mode():
-        batches = [chosen[start : start + 10] for start in range(0, len(chosen), 10)]
+        batches = [sample[start : start + 10] for start in range(0, len(sample), 10)]
         theirs = torch.cat([peer(bundle.preprocess(batch)).argmax(-1) for batch in batches])
-    assert answers[::step] == theirs.tolist()
+    assert predictions[::step] == theirs.tolist()

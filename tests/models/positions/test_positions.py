@@ -1,5 +1,6 @@
-"""Positions: the notes' conditions on sinusoids, geometry, and changing the grid by each library's own rule."""
+"""Position embeddings: properties of sinusoids, geometry, and resizing by the rules of four libraries."""
 
+import itertools
 import math
 import subprocess
 import sys
@@ -34,15 +35,15 @@ def test_sinusoids_are_bounded_unique_and_independent_of_length(width, length):
     assert torch.equal(sinusoids(torch.arange(length + 50), width)[:length], table)
 
 
-@given(width=widths, start=st.integers(0, 500), other=st.integers(0, 500), offset=st.integers(0, 500))
-def test_equal_offsets_are_equally_far_apart(width, start, other, offset):
-    table = sinusoids(torch.tensor([start, start + offset, other, other + offset]), width)
-    here, there = (table[1] - table[0]).norm(), (table[3] - table[2]).norm()
-    assert math.isclose(here, there, abs_tol=1e-9)
+@given(width=widths, start=st.integers(0, 500), other_start=st.integers(0, 500), offset=st.integers(0, 500))
+def test_sinusoids_at_equal_offsets_have_equal_distances(width, start, other_start, offset):
+    table = sinusoids(torch.tensor([start, start + offset, other_start, other_start + offset]), width)
+    distance, other_distance = (table[1] - table[0]).norm(), (table[3] - table[2]).norm()
+    assert math.isclose(distance, other_distance, abs_tol=1e-9)
 
 
 @given(grid=grids, width=widths)
-def test_two_dimensional_sinusoids_are_row_and_column_apart(grid, width):
+def test_two_dimensional_sinusoids_concatenate_row_and_column(grid, width):
     config = ViTConfig(resolution=grid, patch=(1, 1), width=width, heads=1, position="sincos-2d")
     table = SinCos2D(config).grid_table().unflatten(0, grid)
     assert torch.equal(table[..., : width // 2], table[:, :1, : width // 2].expand(-1, grid[1], -1))
@@ -50,16 +51,16 @@ def test_two_dimensional_sinusoids_are_row_and_column_apart(grid, width):
     assert torch.equal(table[:, 0, : width // 2], sinusoids(torch.arange(grid[0]), width // 2))
 
 
-def test_relative_index_is_the_offset():
+def test_relative_index_depends_only_on_the_offset():
     config = small(position="relative")
     index = config.position_embedding.tables()["relative"][1:, 1:].reshape(4, 6, 4, 6)
     assert index[0, 0, 1, 2] == index[2, 3, 3, 5]
     assert index[0, 0, 1, 2] != index[1, 2, 0, 0]
     assert index.unique().numel() == 7 * 11
-    whole = config.position_embedding.tables()["relative"]
-    assert whole.max() == config.position_embedding.offsets - 1
-    assert whole[0, 1:].unique().numel() == whole[1:, 0].unique().numel() == 1
-    assert len({whole[0, 0].item(), whole[0, 1].item(), whole[1, 0].item()}) == 3
+    index_TT = config.position_embedding.tables()["relative"]
+    assert index_TT.max() == config.position_embedding.offsets - 1
+    assert index_TT[0, 1:].unique().numel() == index_TT[1:, 0].unique().numel() == 1
+    assert len({index_TT[0, 0].item(), index_TT[0, 1].item(), index_TT[1, 0].item()}) == 3
     wrapped = (
         small(position="relative", wrap=True, pool="gap").position_embedding.tables()["relative"].reshape(4, 6, 4, 6)
     )
@@ -67,7 +68,7 @@ def test_relative_index_is_the_offset():
     assert wrapped.unique().numel() == 24
 
 
-def test_rope_turns_by_offset_and_leaves_prefix_tokens():
+def test_rope_angles_are_proportional_to_positions_and_zero_for_prefix_tokens():
     config = small(position="rope-2d", registers=2)
     cos, sin = config.position_embedding.tables()["rope"]
     assert torch.equal(cos[:3], torch.ones(3, 4, dtype=torch.float64))
@@ -77,7 +78,7 @@ def test_rope_turns_by_offset_and_leaves_prefix_tokens():
     torch.testing.assert_close(angles[:, 1, 2], torch.ones(4, dtype=torch.float64))
 
 
-def test_masks_by_hand():
+def test_attention_masks_match_hand_computed_entries():
     local = attention_mask(small(attention="local"))[1:, 1:].reshape(4, 6, 4, 6)
     assert local[0, 0].sum() == 4
     assert local[2, 3].sum() == 9
@@ -86,10 +87,10 @@ def test_masks_by_hand():
     assert strided[1, 2, :, 2].all()
     assert strided[1, 2, 1].all()
     assert not strided[1, 2, 3, 3]
-    whole = attention_mask(small(attention="local", registers=1))
-    assert whole[:2].all()
-    assert whole[:, :2].all()
-    assert torch.equal(whole, whole.T)
+    mask = attention_mask(small(attention="local", registers=1))
+    assert mask[:2].all()
+    assert mask[:, :2].all()
+    assert torch.equal(mask, mask.T)
 
 
 RULES = ["google", "huggingface", "timm", "torchvision"]
@@ -111,7 +112,7 @@ SIZES = [((14, 14), (24, 24)), ((14, 14), (32, 32)), ((14, 14), (10, 10)), ((16,
 
 
 @pytest.mark.parametrize(("old", "new"), SIZES)
-def test_google_rule_is_scipy_zoom(old, new):
+def test_google_resize_rule_equals_scipy_zoom(old, new):
     from scipy.ndimage import zoom
 
     table = torch.randn(*old, 8)
@@ -120,7 +121,7 @@ def test_google_rule_is_scipy_zoom(old, new):
 
 
 @pytest.mark.parametrize(("old", "new"), [*SIZES, ((8, 32), (16, 24))])
-def test_timm_rule_is_timms(old, new):
+def test_timm_resize_rule_equals_timm(old, new):
     layers = import_peer("timm.layers")
     table = torch.randn(*old, 8)
     theirs = layers.resample_abs_pos_embed(table.reshape(1, -1, 8), list(new), old_size=list(old), num_prefix_tokens=0)
@@ -128,7 +129,7 @@ def test_timm_rule_is_timms(old, new):
 
 
 @pytest.mark.parametrize(("old", "new"), SIZES)
-def test_huggingface_rule_is_theirs(old, new):
+def test_huggingface_resize_rule_equals_transformers(old, new):
     vit = import_peer("transformers.models.vit.modeling_vit")
     transformers = import_peer("transformers")
     config = transformers.ViTConfig(
@@ -149,7 +150,7 @@ def test_huggingface_rule_is_theirs(old, new):
 
 
 @pytest.mark.parametrize(("old", "new"), [size for size in SIZES if size[1][0] == size[1][1]])
-def test_torchvision_rule_is_theirs(old, new):
+def test_torchvision_resize_rule_equals_torchvision(old, new):
     vit = import_peer("torchvision.models.vision_transformer")
     table = torch.randn(*old, 8)
     state = {"encoder.pos_embedding": torch.cat([torch.zeros(1, 8), table.reshape(-1, 8)])[None]}
@@ -157,12 +158,11 @@ def test_torchvision_rule_is_theirs(old, new):
     torch.testing.assert_close(resize_grid(table, new, "torchvision").reshape(-1, 8), theirs, rtol=0, atol=1e-6)
 
 
-def test_the_rules_differ():
+def test_resize_rules_give_different_tables():
     table = torch.randn(14, 14, 8)
     results = [resize_grid(table, (24, 24), rule) for rule in RULES]
-    for index, one in enumerate(results):
-        for other in results[index + 1 :]:
-            assert (one - other).pow(2).mean().sqrt() > 0.02
+    for table, other_table in itertools.combinations(results, 2):
+        assert (table - other_table).pow(2).mean().sqrt() > 0.02
 
 
 def test_rules_and_counts_of_every_position_need_no_torch():
@@ -175,6 +175,6 @@ for name in POSITIONS:
     print(name, config.parameters, config.macs, len(config.tables))
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == list(POSITIONS)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert [line.split()[0] for line in process.stdout.splitlines()] == list(POSITIONS)

@@ -1,4 +1,4 @@
-"""The Vision Transformer: exact invariances, the trimmed last block, looking, resizing, initialisation."""
+"""The Vision Transformer: exact invariances, the trimmed last block, recording, resizing, initialisation."""
 
 import itertools
 import math
@@ -18,11 +18,11 @@ from vitrail.models.families.vit.model import ViT
 from vitrail.models.layers import patchify, unpatchify
 from vitrail.models.positions import POSITIONS
 
-NO = 1e-2  # "differs", as a share of how much the logits of different images differ
+DIFFERENT = 1e-2  # least difference of logits, relative to the spread of the logits of different images
 
 
 def small(**changes):
-    """4 x 6 patches of 4 pixels, redrawn, in double precision: equal means equal."""
+    """Return a model with 4 x 6 patches of 4 pixels and random weights, in double precision for exact comparisons."""
     config = ViTConfig(resolution=(16, 24), patch=(4, 4), width=16, heads=2, mlp=32, depth=3, classes=5, channels=2)
     return redraw(ViT(config.replace(**changes)).double(), std=0.4)
 
@@ -35,51 +35,51 @@ def shuffle_patches(images, order, patch=(4, 4), grid=(4, 6)):
     return unpatchify(patchify(images, patch)[:, order], grid, patch)
 
 
-def difference(one, other):
-    """The largest difference, in units of how far apart the logits of different images are."""
-    return ((one - other).abs().max() / (one - one.mean(0)).abs().max()).item()
+def difference(logits, other_logits):
+    """Return the largest difference, relative to the spread of the logits of different images."""
+    return ((logits - other_logits).abs().max() / (logits - logits.mean(0)).abs().max()).item()
 
 
-# The table of exact invariances, each "yes" with the "no" that shows it says something.
+# Exact invariances, each with a counterexample
 
 
 @pytest.mark.parametrize("pool", ["cls", "gap", "map"])
-def test_without_position_patch_order_and_patchwise_shifts_do_not_matter(pool):
+def test_without_positions_logits_are_invariant_to_patch_order_and_patch_shifts(pool):
     model = small(position="none", pool=pool)
     images = random_images(model)
     logits = model(images)
     assert difference(logits, model(shuffle_patches(images, torch.randperm(24)))) < 1e-9
     assert difference(logits, model(images.roll((4, 8), (2, 3)))) < 1e-9
-    assert difference(logits, model(images.roll(1, 3))) > NO
+    assert difference(logits, model(images.roll(1, 3))) > DIFFERENT
     positioned = small(pool=pool)
-    assert difference(positioned(images), positioned(shuffle_patches(images, torch.randperm(24)))) > NO
+    assert difference(positioned(images), positioned(shuffle_patches(images, torch.randperm(24)))) > DIFFERENT
 
 
-def test_learned_positions_can_be_reindexed_to_shuffled_patches():
+def test_learned_positions_can_be_permuted_for_shuffled_patches():
     model = small()
     images, order = random_images(model), torch.randperm(24)
     logits = model(images)
     shuffled = shuffle_patches(images, order)
-    assert difference(logits, model(shuffled)) > NO
+    assert difference(logits, model(shuffled)) > DIFFERENT
     assert permute_input_weights(model, patch_order(order, (16, 24), (4, 4)))
     assert difference(logits, model(shuffled)) < 1e-9
 
 
 @pytest.mark.parametrize("position", ["learned-1d", "sincos-2d", "relative", "rope-2d"])
-def test_a_shared_shuffle_within_patches_is_a_reindexed_embedding(position):
+def test_shared_shuffle_within_patches_equals_a_permuted_projection(position):
     model = small(position=position)
     images, order = random_images(model), permutation("within", (16, 24), (4, 4), 0)
     logits, shuffled = model(images), move(images, order)
-    assert difference(logits, model(shuffled)) > NO
+    assert difference(logits, model(shuffled)) > DIFFERENT
     assert permute_input_weights(model, order)
     assert difference(logits, model(shuffled)) < 1e-9
 
 
 @pytest.mark.parametrize("position", ["sincos-1d", "sincos-2d", "relative", "rope-2d", "learned-2d"])
-def test_geometric_positions_notice_shuffled_patches(position):
+def test_geometric_positions_depend_on_the_order_of_patches(position):
     model = small(position=position)
     images = random_images(model)
-    assert difference(model(images), model(shuffle_patches(images, torch.randperm(24)))) > NO
+    assert difference(model(images), model(shuffle_patches(images, torch.randperm(24)))) > DIFFERENT
 
 
 @pytest.mark.parametrize(
@@ -91,27 +91,27 @@ def test_wrapped_relative_positions_are_exactly_shift_invariant(position, pool):
     shifted = images.roll((8, 4), (2, 3))
     wrapped = small(position=position, wrap=True, pool=pool)
     assert difference(wrapped(images), wrapped(shifted)) < 1e-9
-    assert difference(wrapped(images), wrapped(images.roll(2, 3))) > NO
+    assert difference(wrapped(images), wrapped(images.roll(2, 3))) > DIFFERENT
     clipped = small(position=position, pool=pool)
-    assert difference(clipped(images), clipped(shifted)) > NO
+    assert difference(clipped(images), clipped(shifted)) > DIFFERENT
 
 
 @pytest.mark.parametrize("position", ["relative", "rope-2d"])
-def test_wrapped_positions_and_a_local_window_wrap_together(position):
+def test_wrapped_positions_with_local_attention_are_shift_invariant(position):
     model = small(position=position, wrap=True, pool="gap", attention="local")
     images = random_images(model)
     assert difference(model(images), model(images.roll((8, 4), (2, 3)))) < 1e-9
 
 
-def test_a_class_token_without_an_angle_sees_absolute_angles():
-    """Rotary angles are relative between patches; [CLS] has none, so through it even wrapped RoPE is not invariant."""
+def test_wrapped_rope_with_a_class_token_is_not_shift_invariant():
+    """Rotary angles are relative between patches. [CLS] has no angle, so it depends on absolute angles."""
     model = small(position="rope-2d", wrap=True)
     images = random_images(model)
-    assert difference(model(images), model(images.roll((8, 4), (2, 3)))) > NO
+    assert difference(model(images), model(images.roll((8, 4), (2, 3)))) > DIFFERENT
 
 
 def test_vit_is_not_causal():
-    """The last patch changes what the first token becomes, in every layer."""
+    """A change of the last patch changes the first patch token in every layer."""
     model = small()
     images = random_images(model, 1)
     changed = images.clone()
@@ -121,7 +121,7 @@ def test_vit_is_not_causal():
         assert (before.steps[f"blocks.{layer}"] - after.steps[f"blocks.{layer}"])[:, 1].abs().max() > 1e-3
 
 
-def test_local_attention_reaches_one_ring_a_layer():
+def test_local_attention_reaches_one_ring_per_layer():
     model = small(attention="local", pool="gap", position="none")
     images = random_images(model, 1)
     changed = images.clone()
@@ -134,41 +134,41 @@ def test_local_attention_reaches_one_ring_a_layer():
         assert torch.equal(moved > 0, rings <= layer + 1)
 
 
-# Every combination of options works on every path.
+# Combinations of options
 
 COMBINATIONS = [
-    {"position": position, "pool": pool, "registers": registers, **more}
+    {"position": position, "pool": pool, "registers": registers, **options}
     for position, pool, registers in itertools.product(
         ["none", "learned-1d", "learned-2d", "sincos-1d", "sincos-2d", "relative", "rope-2d"],
         ["cls", "gap", "map"],
         [0, 2],
     )
-    for more in (
+    for options in (
         {},
         {"norm": "batch", "norm_order": "post", "activation": "relu", "attention": "strided", "representation": "tanh"},
         {"attention": "local", "layer_scale": 0.3, "representation": "gelu", "activation": "gelu-tanh"},
         {"residual": False, "attention_scale": 0.7},
     )
 ] + [
-    {"position": position, "position_at": at, "registers": registers, "class_position": named}
+    {"position": position, "position_at": placement, "registers": registers, "class_position": class_position}
     for position in ("learned-1d", "learned-2d", "sincos-2d")
-    for at in ("every", "shared")
+    for placement in ("every", "shared")
     for registers in (0, 1)
-    for named in (True, False)
+    for class_position in (True, False)
 ]
 
 
 @pytest.mark.parametrize("changes", COMBINATIONS, ids=lambda changes: "-".join(map(str, changes.values())))
-def test_options_agree_on_every_path(changes):
+def test_all_paths_agree_for_every_combination_of_options(changes):
     model = small(**changes)
     images = random_images(model)
     logits = model(images)
-    whole = model.read(model.encode(model.embed(images), all_tokens=True))
-    assert difference(logits, whole) < 1e-10
-    seen = look(model, images)
-    assert torch.equal(seen.logits, logits)
+    untrimmed = model.read(model.encode(model.embed(images), all_tokens=True))
+    assert difference(logits, untrimmed) < 1e-10
+    activations = look(model, images)
+    assert torch.equal(activations.logits, logits)
     for layer in range(3):
-        attention = seen.attention[layer]
+        attention = activations.attention[layer]
         assert attention.shape == (3, 2, model.config.tokens, model.config.tokens)
         torch.testing.assert_close(attention.sum(-1), torch.ones_like(attention[..., 0]), rtol=0, atol=1e-9)
     torch.testing.assert_close(torch.cat([model(image[None]) for image in images]), logits, rtol=0, atol=1e-9)
@@ -180,40 +180,40 @@ def test_options_agree_on_every_path(changes):
         assert parameter.grad.abs().max() > 0 or name.endswith("qkv.bias"), name
 
 
-def test_training_draws_dropout_and_stochastic_depth():
+def test_dropout_and_stochastic_depth_are_random_in_training_only():
     model = small(dropout=0.2, drop_path=0.3)
     images = random_images(model)
     assert difference(model(images), model(images)) == 0
     model.train()
     torch.manual_seed(5)
-    one, other = model(images), model(images)
+    first, second = model(images), model(images)
     torch.manual_seed(5)
-    again = model(images)
-    assert difference(one, other) > NO
-    assert torch.equal(one, again)
+    repeated = model(images)
+    assert difference(first, second) > DIFFERENT
+    assert torch.equal(first, repeated)
     rates = [block.drop_path for block in model.blocks]
     assert rates == [0.0, pytest.approx(0.15), pytest.approx(0.3)]
 
 
-# Looking
+# Recording
 
 
-def test_looking_changes_nothing_and_costs_only_the_layers_asked_for():
+def test_look_records_only_the_requested_layers_and_keeps_the_logits():
     model = redraw(create("ViT-Ti/16", classes=7), std=0.05)
     images = torch.randn(2, 3, 224, 224)
     with torch.no_grad():
         logits = model(images)
     for layers in (None, (), [3], [-1]):
         assert torch.equal(look(model, images, layers).logits, logits)
-    seen = look(model, images, [2, -1])
-    assert list(seen.attention) == [2, 11]
-    assert [name for name in seen.steps if name.startswith("blocks")] == ["blocks.2", "blocks.11"]
-    assert list(seen.steps)[:3] == ["patches", "projected", "tokens"]
-    assert seen.steps["patches"].shape == (2, 196, 768)
-    assert seen.steps["blocks.11"].shape == (2, 197, 192)
-    # What the head reads is what the whole last block says of [CLS].
-    pooled = model.norm(seen.steps["blocks.11"][:, 0])
-    torch.testing.assert_close(pooled, seen.steps["pooled"], rtol=0, atol=1e-4)
+    activations = look(model, images, [2, -1])
+    assert list(activations.attention) == [2, 11]
+    assert [name for name in activations.steps if name.startswith("blocks")] == ["blocks.2", "blocks.11"]
+    assert list(activations.steps)[:3] == ["patches", "projected", "tokens"]
+    assert activations.steps["patches"].shape == (2, 196, 768)
+    assert activations.steps["blocks.11"].shape == (2, 197, 192)
+    # The pooled features are the [CLS] output of the complete last block.
+    pooled = model.norm(activations.steps["blocks.11"][:, 0])
+    torch.testing.assert_close(pooled, activations.steps["pooled"], rtol=0, atol=1e-4)
 
 
 STEPS = ["norm1", "q", "k", "v", "scores", "weights", "heads", "msa", "middle", "norm2", "z1", "activated", "z2"]
@@ -221,37 +221,37 @@ STEPS = ["norm1", "q", "k", "v", "scores", "weights", "heads", "msa", "middle", 
 
 @pytest.mark.parametrize("position", ["learned-1d", "rope-2d", "relative"])
 @pytest.mark.parametrize("changes", [{}, {"layer_scale": 0.3, "attention_scale": 0.2, "activation": "gelu-tanh"}])
-def test_the_inside_of_a_layer_is_what_the_layer_computes(position, changes):
+def test_recorded_steps_inside_a_layer_equal_its_computation(position, changes):
     model = small(position=position, **changes)
     images = random_images(model)
-    seen = look(model, images, inside=[1, -1])
-    assert torch.equal(seen.logits, model(images))
-    steps, scale = seen.steps, changes.get("layer_scale", 1.0)
+    activations = look(model, images, inside=[1, -1])
+    assert torch.equal(activations.logits, model(images))
+    steps, scale = activations.steps, changes.get("layer_scale", 1.0)
     assert [name for name in steps if name.count(".") == 2] == [f"blocks.{n}.{step}" for n in (1, 2) for step in STEPS]
-    for layer, entering in ((1, steps["blocks.0"]), (2, steps["blocks.1"])):
+    for layer, layer_input in ((1, steps["blocks.0"]), (2, steps["blocks.1"])):
         block, inner = model.blocks[layer], {name: steps[f"blocks.{layer}.{name}"] for name in STEPS}
-        assert torch.equal(inner["norm1"], block.norm1(entering))
-        torch.testing.assert_close(inner["weights"], seen.attention[layer])
-        torch.testing.assert_close(inner["scores"].softmax(-1), seen.attention[layer])
+        assert torch.equal(inner["norm1"], block.norm1(layer_input))
+        torch.testing.assert_close(inner["weights"], activations.attention[layer])
+        torch.testing.assert_close(inner["scores"].softmax(-1), activations.attention[layer])
         mixed = torch.einsum("bhqn,bhnk->bqhk", inner["weights"], inner["v"]).flatten(2)
         torch.testing.assert_close(inner["msa"], mixed @ block.attn.proj.weight.T + block.attn.proj.bias)
         gammas = [1.0, 1.0] if scale == 1 else [block.ls1.gamma, block.ls2.gamma]
-        torch.testing.assert_close(inner["middle"], entering + gammas[0] * inner["msa"])
+        torch.testing.assert_close(inner["middle"], layer_input + gammas[0] * inner["msa"])
         torch.testing.assert_close(steps[f"blocks.{layer}"], inner["middle"] + gammas[1] * inner["z2"])
         assert inner["z1"].shape == inner["activated"].shape == (3, 25, 32)
 
 
-def test_the_inside_of_the_original_encoder_and_of_a_pixel_transformer():
+def test_recorded_steps_of_the_original_encoder_and_of_igpt():
     model = small(norm_order="post", activation="relu")
-    seen = look(model, random_images(model), inside=[0])
-    inner = {name.removeprefix("blocks.0."): step for name, step in seen.steps.items()}
-    assert torch.equal(inner["norm1"], model.blocks[0].norm1(seen.steps["tokens"] + inner["msa"]))
-    torch.testing.assert_close(inner["norm2"], seen.steps["blocks.0"])
+    activations = look(model, random_images(model), inside=[0])
+    inner = {name.removeprefix("blocks.0."): step for name, step in activations.steps.items()}
+    assert torch.equal(inner["norm1"], model.blocks[0].norm1(activations.steps["tokens"] + inner["msa"]))
+    torch.testing.assert_close(inner["norm2"], activations.steps["blocks.0"])
     pixels = redraw(create("iGPT-Micro", classes=3), std=0.1)
-    seen = look(pixels, torch.rand(2, 1, 14, 14) * 2 - 1, inside=None)
+    activations = look(pixels, torch.rand(2, 1, 14, 14) * 2 - 1, inside=None)
     for layer in range(pixels.config.depth):
-        middle, output = seen.steps[f"blocks.{layer}.middle"], seen.steps[f"blocks.{layer}.z2"]
-        torch.testing.assert_close(middle + output, seen.steps[f"blocks.{layer}"])
+        middle, output = activations.steps[f"blocks.{layer}.middle"], activations.steps[f"blocks.{layer}.z2"]
+        torch.testing.assert_close(middle + output, activations.steps[f"blocks.{layer}"])
     with pytest.raises(UsageError, match="got family mixer"):
         look(create("Mixer-Nano/7"), torch.zeros(1, 1, 28, 28), inside=[0])
     with pytest.raises(UsageError, match="evaluation mode"):
@@ -259,7 +259,7 @@ def test_the_inside_of_the_original_encoder_and_of_a_pixel_transformer():
     assert list(look(create("Mixer-Nano/7"), torch.zeros(1, 1, 28, 28)).attention) == []
 
 
-def test_looking_leaves_every_module_in_its_mode():
+def test_look_restores_the_mode_of_every_module():
     model = small().train()
     model.blocks[0].eval()
     look(model, random_images(model))
@@ -268,20 +268,20 @@ def test_looking_leaves_every_module_in_its_mode():
     assert model.blocks[1].training
 
 
-def test_hooks_and_adapters_get_what_they_would_without_our_shortcuts():
+def test_hooks_and_adapters_receive_complete_outputs():
     model = small()
     images = random_images(model)
     logits = model(images)
-    kept = {}
+    outputs = {}
     for name in ("blocks.0.mlp", "blocks.0.mlp.fc1", "blocks.2.attn.qkv", "blocks.1.attn"):
         model.get_submodule(name).register_forward_hook(
-            lambda module, inputs, output, name=name: kept.update({name: (output, output.clone())})
+            lambda module, inputs, output, name=name: outputs.update({name: (output, output.clone())})
         )
     with torch.no_grad():
         assert difference(logits, model(images)) < 1e-9
-    assert len(kept) == 4
-    assert all(torch.equal(output, copy) for output, copy in kept.values())
-    assert kept["blocks.2.attn.qkv"][0].shape == (3, 25, 48)
+    assert len(outputs) == 4
+    assert all(torch.equal(output, copy) for output, copy in outputs.values())
+    assert outputs["blocks.2.attn.qkv"][0].shape == (3, 25, 48)
 
     class Adapter(torch.nn.Linear):
         def forward(self, x):
@@ -291,16 +291,16 @@ def test_hooks_and_adapters_get_what_they_would_without_our_shortcuts():
     adapter = Adapter(16, 48).double()
     adapter.load_state_dict(adapted.blocks[-1].attn.qkv.state_dict())
     adapted.blocks[-1].attn.qkv = adapter
-    whole = adapted.read(adapted.encode(adapted.embed(images), all_tokens=True))
-    assert difference(adapted(images), whole) < 1e-9
-    assert difference(adapted(images), logits) > NO
+    untrimmed = adapted.read(adapted.encode(adapted.embed(images), all_tokens=True))
+    assert difference(adapted(images), untrimmed) < 1e-9
+    assert difference(adapted(images), logits) > DIFFERENT
 
 
 def test_under_autocast_the_residual_stream_stays_in_full_precision():
     model = redraw(create("ViT-Nano/7"))
     with torch.autocast("cpu", torch.bfloat16):
-        seen = look(model, torch.randn(2, 1, 28, 28))
-    assert {seen.steps[name].dtype for name in ("tokens", "blocks.0", "blocks.3")} == {torch.float32}
+        activations = look(model, torch.randn(2, 1, 28, 28))
+    assert {activations.steps[name].dtype for name in ("tokens", "blocks.0", "blocks.3")} == {torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_under_autocast_the_residual_stream_stays_in_full_precision():
     ],
     ids=str,
 )
-def test_every_mask_and_position_exports(changes):
+def test_export_keeps_the_logits_for_every_mask_and_position(changes):
     model = redraw(create("ViT-Nano/7", **changes))
     images = torch.randn(2, 1, 28, 28)
     exported = torch.export.export(model, (images,))
@@ -345,21 +345,21 @@ def test_compile_makes_one_graph_for_every_setting(changes):
             compiled(torch.randn(2, 1, 8, 8)).sum().backward()
 
 
-def test_tables_follow_the_type_without_being_rounded_twice():
+def test_tables_follow_the_dtype_without_double_rounding():
     model = small(position="rope-2d")
-    again = ViT(model.config).double()
-    assert torch.equal(model.rope, again.rope)
+    double_model = ViT(model.config).double()
+    assert torch.equal(model.rope, double_model.rope)
     assert model.rope.dtype == torch.float64
-    assert torch.equal(model.float().double().rope, again.rope)
+    assert torch.equal(model.float().double().rope, double_model.rope)
 
 
-def test_layers_that_do_not_exist_are_refused():
+def test_look_rejects_layers_that_do_not_exist():
     model = small()
     with pytest.raises(UsageError, match=r"Layer must be from 0 to 2 .* got 3"):
         look(model, random_images(model), [3])
 
 
-def test_images_of_another_shape_are_refused_in_one_line():
+def test_images_of_another_shape_raise_a_one_line_error():
     model = small()
     with pytest.raises(UsageError, match=r"Images must have shape \(batch, 2, 16, 24\), got \(1, 3, 16, 24\)"):
         model(torch.zeros(1, 3, 16, 24))
@@ -369,7 +369,7 @@ def test_images_of_another_shape_are_refused_in_one_line():
 
 
 @given(rows=st.integers(1, 6), columns=st.integers(1, 6), rule=st.sampled_from(["google", "timm"]))
-def test_resize_keeps_everything_but_the_grid(rows, columns, rule):
+def test_resize_changes_only_patch_positions(rows, columns, rule):
     model = small(registers=1)
     resized = model.resize((4 * rows, 4 * columns), rule)
     assert resized.config.grid == (rows, columns)
@@ -382,13 +382,13 @@ def test_resize_keeps_everything_but_the_grid(rows, columns, rule):
     assert model.config.grid == (4, 6)
 
 
-def test_equal_token_counts_are_still_another_grid():
-    """14 x 14 and 7 x 28 have 196 patches each; a library that counts tokens loads one for the other, scrambled."""
+def test_resize_interpolates_between_grids_of_equal_size():
+    """14 x 14 and 7 x 28 have 196 patches each. Copying the table between these grids would scramble the positions."""
     model = redraw(create("ViT-Ti/16", depth=1, classes=3), std=0.05)
     resized = model.resize((112, 448))
     assert resized.pos_embed.shape == model.pos_embed.shape
     assert (resized.pos_embed - model.pos_embed).abs().max() > 0.05
-    # Rows were halved: what a column of the grid knows of left and right is still there.
+    # The number of rows is halved; a ramp over columns stays a ramp over columns.
     smooth = redraw(create("ViT-Ti/16", depth=1, classes=3), std=0.05)
     with torch.no_grad():
         ramp = torch.linspace(0, 1, 14)
@@ -397,17 +397,17 @@ def test_equal_token_counts_are_still_another_grid():
     torch.testing.assert_close(ramps, torch.linspace(0, 1, 28).repeat(7, 1), rtol=0, atol=1e-6)
 
 
-def test_resize_there_and_back_of_a_smooth_table():
+def test_resize_back_restores_learned_2d_positions():
     model = small(position="learned-2d", position_at="every")
     resized = model.resize((28, 44), "google")
     assert resized.pos_embed_row.shape == (3, 7, 8)
     assert resized.pos_embed_column.shape == (3, 11, 8)
-    back = resized.resize((16, 24))
-    torch.testing.assert_close(back.pos_embed_row, model.pos_embed_row, rtol=0, atol=1e-6)
-    torch.testing.assert_close(back.pos_embed_column, model.pos_embed_column, rtol=0, atol=1e-6)
+    restored = resized.resize((16, 24))
+    torch.testing.assert_close(restored.pos_embed_row, model.pos_embed_row, rtol=0, atol=1e-6)
+    torch.testing.assert_close(restored.pos_embed_column, model.pos_embed_column, rtol=0, atol=1e-6)
 
 
-def test_resize_of_frozen_and_wrapped_models():
+def test_resize_keeps_frozen_parameters_and_rejects_wrapped_relative_positions():
     model = small()
     model.head.weight.requires_grad_(False)
     assert not model.resize((32, 24)).head.weight.requires_grad
@@ -421,12 +421,12 @@ def test_resize_of_frozen_and_wrapped_models():
 # Initialisation
 
 
-def test_initialisation_is_the_papers():
+def test_initialisation_equals_the_papers_code():
     model = create("ViT-B/16", representation="tanh").requires_grad_(False)
     width = 768
     limit = math.sqrt(6 / (2 * width))
     qkv = model.blocks[0].attn.qkv
-    for part in qkv.weight.chunk(3):  # each third on its own: fan-out D, not 3 D
+    for part in qkv.weight.chunk(3):  # each third separately: fan-out D, not 3 D
         assert part.abs().max() <= limit
         assert part.std() == pytest.approx(limit / math.sqrt(3), rel=0.01)
     assert qkv.bias.abs().max() == 0
@@ -450,14 +450,14 @@ def test_seeded_creation_is_reproducible():
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_without_residual_connections_a_block_is_its_sub_layers():
+def test_block_without_residual_connections_composes_its_sub_layers():
     model = small(residual=False)
     block, z_BTD = model.blocks[0], torch.randn(2, model.config.tokens, model.config.width, dtype=torch.float64)
-    between = block.attn(block.norm1(z_BTD))
-    torch.testing.assert_close(block(z_BTD), block.mlp(block.norm2(between)), rtol=0, atol=1e-12)
+    attention = block.attn(block.norm1(z_BTD))
+    torch.testing.assert_close(block(z_BTD), block.mlp(block.norm2(attention)), rtol=0, atol=1e-12)
 
 
-def test_attention_without_its_scale_is_that_of_longer_queries():
+def test_unscaled_attention_equals_attention_with_scaled_queries():
     model, scaled = small(), small(attention_scale=1)
     width = model.config.width
     scaled.load_state_dict(model.state_dict())
@@ -467,5 +467,5 @@ def test_attention_without_its_scale_is_that_of_longer_queries():
             block.attn.qkv.bias[:width] *= (width // model.config.heads) ** -0.5
     images = random_images(model)
     assert difference(model(images), scaled(images)) < 1e-10
-    attention, other = (look(one, images).attention[1] for one in (model, scaled))
-    torch.testing.assert_close(attention, other, rtol=0, atol=1e-10)
+    attention, scaled_attention = (look(vit, images).attention[1] for vit in (model, scaled))
+    torch.testing.assert_close(attention, scaled_attention, rtol=0, atol=1e-10)
