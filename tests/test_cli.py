@@ -183,7 +183,7 @@ WRONG = [
         "got 'ViT-Ti/16', the name of a model without weights. `vitrail weights` lists public ones, `vitrail convert`",
     ),
     ([*TRAIN, "--weight-decay", "0.1"], 2, "Did you mean '--set weight_decay'?"),
-    ([*TRAIN, "--set", "lr=0.1"], 2, "'lr' is not one of a recipe's. Did you mean 'learning_rate'?"),
+    ([*TRAIN, "--set", "lr=0.1"], 2, "Setting must be a key of a recipe, got 'lr'. Did you mean 'learning_rate'?"),
     ([*TRAIN, "--set", "mixup=0.1"], 2, "Did you mean 'augment.mixup'?"),
     ([*TRAIN, "--set", "pool=gap"], 2, "Did you mean 'model.pool'?"),
     ([*TRAIN, "--set", "token_mlp=3"], 2, "Did you mean 'model.token_mlp'?"),
@@ -316,7 +316,7 @@ OF_OTHER_TOOLS = [
     (["train", "data=photos", "epochs=3"], "got data=photos. Give it without a flag: vitrail train DATA"),
     (["train", "digits", "epochs=3"], "got epochs=3. Did you mean '--epochs'?"),
     (["train", "digits", "--set", "batch_size=3"], "vitrail train needs --model"),
-    ([*TRAIN, "--set", "batch_size=3"], "'batch_size' is not one of a recipe's. Did you mean 'batch'?"),
+    ([*TRAIN, "--set", "batch_size=3"], "Setting must be a key of a recipe, got 'batch_size'. Did you mean 'batch'?"),
     (["finetune", "--model", "x"], "got --model. Give it without a flag: vitrail finetune BUNDLE DATA"),
     (["predict", "fashion", "--source", "x"], "Give it without a flag: vitrail predict BUNDLE FILE|DIR|GLOB|DATA|-"),
     (["predict", "fashion", "x.png", "--imgsz", "64"], "got --imgsz. The resolution is the bundle's."),
@@ -437,7 +437,7 @@ def test_demo_trains_saves_answers_and_draws(tmp_path):
         with Image.open(tmp_path / "demo" / name) as figure:
             assert figure.width > 400
             assert len(figure.getcolors(1 << 20)) > 50
-    assert "of 40 right" in done.stdout
+    assert "of 40 correct" in done.stdout
     assert len(list((tmp_path / "demo" / "images").glob("*.png"))) == 40
     assert run("demo", "--output", tmp_path / "demo").returncode == 2
 

@@ -341,8 +341,8 @@ def test_an_augmentation(toys, call, tmp_path):
     for setting, message in (
         ("augment.fog=2", "Fog must be a number from 0 to 1, got 2."),
         ("augment.fog_density=1", "Setting of augmentation must be one of crop, "),
-        ("augment.fob=1", "Setting 'augment.fob' is not one of a recipe's."),
-        ("fog=1", "Setting 'fog' is not one of a recipe's. Did you mean 'augment.fog'?"),
+        ("augment.fob=1", "Setting must be a key of a recipe, got 'augment.fob'."),
+        ("fog=1", "Setting must be a key of a recipe, got 'fog'. Did you mean 'augment.fog'?"),
     ):
         done = call(*TRAIN, "--model", "ViT-Pico/2", "--set", setting, "--output", tmp_path / "refused")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
@@ -366,12 +366,13 @@ def test_settings_of_an_augmentation_must_have_its_name(install):
         Augment(mist=0.5)
 
 
-def test_help_lists_the_objectives_of_other_packages(toys):
+def test_help_lists_objectives_and_data_sources_of_other_packages(toys):
     words = [sys.executable, "-m", "vitrail", "train", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True)
-    told = " ".join(done.stdout.replace("│", "").split())
-    assert "classify, margin, masked, multilabel, next-pixel, tempered." in told
-    assert "digits, fashion-40, fashion-mnist or DATA of the extension source.stripes." in told
+    assert "classify, margin, masked, multilabel, next-pixel, tempered." in " ".join(done.stdout.split())
+    words[-2:] = ["help", "data"]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True)
+    assert "  DATA of the extension source.stripes\n" in done.stdout
 
 
 def test_a_bundle_whose_extension_is_missing_is_refused_and_nothing_runs(tmp_path):

@@ -237,7 +237,7 @@ def test_keywords_of_evaluate_and_predict_that_are_wrong():
         ({"wd": 0.1}, r"got 'wd'. It is a setting of recipes: settings=\{'weight_decay': 0.1\}"),
         ({"clip": 1.0}, r"settings=\{'clip': 1.0\}"),
         ({"lr": 0.1, "settings": {"learning_rate": 1}}, "must be given once, got lr and the setting learning_rate."),
-        ({"settings": {"clop": 1}}, "Setting 'clop' is not one of a recipe's"),
+        ({"settings": {"clop": 1}}, "Setting must be a key of a recipe, got 'clop'"),
         ({"settings": "clip"}, "Setting must be KEY=VALUE"),
         ({"steps": 1, "epochs": 2}, "Length must be one of epochs, steps and minutes, got"),
         ({"recipe": Recipe()}, "Length must be given: epochs, steps or minutes."),
@@ -520,9 +520,9 @@ def test_a_set_of_images_is_what_dataset_says(digits):
         (lambda: vitrail.train("digits", "ViT-Pico/2", steps=1, quiet="no"), "Quiet must be True or False, got 'no'."),
         (
             lambda: vitrail.train("digits", "ViT-Pico/2", steps=1, settings=[1]),
-            "Settings must be named by texts, got 1.",
+            "Settings must have strings as keys, got 1.",
         ),
-        (lambda: vitrail.train("digits", "ViT-Pico/2", steps=1, settings={1: 2}), "Settings must be named by texts"),
+        (lambda: vitrail.train("digits", "ViT-Pico/2", steps=1, settings={1: 2}), "Settings must have strings as keys"),
         (lambda: vitrail.predict("fashion", "fashion-40", page=5), "Page must be a path, got 5."),
         (
             lambda: vitrail.predict("fashion", "fashion-40", sort="x"),

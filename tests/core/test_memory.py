@@ -10,7 +10,7 @@ import torch
 
 import vitrail
 from vitrail.api.commands import COMMANDS, Command
-from vitrail.api.flags import command
+from vitrail.api.parameters import command
 from vitrail.cli import main
 from vitrail.core import memory
 from vitrail.core.errors import OutOfMemoryError
@@ -138,7 +138,7 @@ def test_memory_that_runs_out_while_speed_is_measured_says_what_to_change(monkey
 
 
 def test_small_runs_are_not_measured(monkeypatch):
-    monkeypatch.setattr(memory_estimate, "_measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(memory_estimate, "_measure_footprint", lambda *_: pytest.fail("measured"))
     assert vitrail.train("digits", "ViT-Pico/2", steps=1, batch=128).steps == 1
 
 
@@ -146,9 +146,9 @@ def test_small_runs_are_not_measured(monkeypatch):
 def test_measuring_changes_no_bit_of_the_run(settings, monkeypatch):
     measured = []
     plain = vitrail.train("digits", "ViT-Pico/2", steps=3, batch=16, settings=settings)
-    measure = memory_estimate._measure
-    monkeypatch.setattr(memory_estimate, "_TINY", 0)
-    monkeypatch.setattr(memory_estimate, "_measure", lambda *given: measured.append(measure(*given)) or measured[-1])
+    measure = memory_estimate._measure_footprint
+    monkeypatch.setattr(memory_estimate, "_NEGLIGIBLE_SHARE", 0)
+    monkeypatch.setattr(memory_estimate, "_measure_footprint", lambda *given: measured.append(measure(*given)) or measured[-1])
     other = vitrail.train("digits", "ViT-Pico/2", steps=3, batch=16, settings=settings)
     (found,) = measured
     assert found.fixed > 4 * plain.bundle.model.config.parameters
@@ -163,8 +163,8 @@ def test_measuring_changes_no_bit_of_the_run(settings, monkeypatch):
 def test_macs_bound_the_activations_of_an_image(name, monkeypatch):
     """Small runs are not measured by this rule."""
     found = []
-    monkeypatch.setattr(memory_estimate, "_TINY", 0)
-    measure = memory_estimate._measure
-    monkeypatch.setattr(memory_estimate, "_measure", lambda *given: found.append(measure(*given)) or found[-1])
+    monkeypatch.setattr(memory_estimate, "_NEGLIGIBLE_SHARE", 0)
+    measure = memory_estimate._measure_footprint
+    monkeypatch.setattr(memory_estimate, "_measure_footprint", lambda *given: found.append(measure(*given)) or found[-1])
     model = vitrail.train("digits", name, steps=1, batch=8, settings={"model.resolution": 28}).bundle.model
     assert found[0].image < model.config.macs

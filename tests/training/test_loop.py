@@ -22,7 +22,7 @@ from vitrail.training.average import WeightAverage
 from vitrail.training.length import measure_steps
 from vitrail.training.loop import Trainer
 from vitrail.training.optimisers.base import Optimiser, make_optimisers
-from vitrail.training.optimisers.muon import Muon, orthogonal
+from vitrail.training.optimisers.muon import Muon, orthogonalise
 from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import (
@@ -258,7 +258,7 @@ def test_statistics_of_batches_are_copied_into_the_average():
 
 @pytest.mark.parametrize("shape", [(48, 48), (96, 48), (32, 64)])
 def test_newton_schulz_brings_singular_values_near_to_one(shape):
-    values = torch.linalg.svdvals(orthogonal(torch.randn(*shape)))
+    values = torch.linalg.svdvals(orthogonalise(torch.randn(*shape)))
     assert values.min() > 0.3
     assert values.max() < 1.3
 
@@ -267,7 +267,7 @@ def test_muon_makes_queries_keys_and_values_orthogonal_one_by_one():
     weight = torch.nn.Parameter(torch.zeros(96, 32))
     optimiser = Muon([{"params": [weight], "lr": 1.0, "parts": 3}], momentum=0.0)
     weight.grad = torch.randn(96, 32)
-    wanted = torch.cat([orthogonal(part) for part in weight.grad.chunk(3)])
+    wanted = torch.cat([orthogonalise(part) for part in weight.grad.chunk(3)])
     optimiser.step()
     torch.testing.assert_close(weight.detach(), -0.2 * math.sqrt(32) * wanted)
     recipe = Recipe(optimiser="muon")

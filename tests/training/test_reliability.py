@@ -35,7 +35,7 @@ from vitrail.reports.run_report import read_events
 from vitrail.training.checkpoint import list_steps, load_newest
 from vitrail.training.loop import Trainer
 from vitrail.training.options import Options
-from vitrail.training.ranks import Ranks, join
+from vitrail.training.ranks import Ranks, join_ranks
 from vitrail.training.recipe import Recipe, find_recipe
 from vitrail.training.resume import resume
 from vitrail.training.run_log import RunLog
@@ -447,7 +447,7 @@ import sys
 import threading
 from vitrail.cli import main
 from vitrail.training import ranks
-ranks._LEAVING = float(sys.argv[1])
+ranks._SIGTERM_TIMEOUT = float(sys.argv[1])
 print("ready", flush=True)
 main(sys.argv[2:])
 """
@@ -467,7 +467,9 @@ def test_a_rank_that_waits_for_others_ends_soon_after_sigterm(tmp_path, patience
     process.terminate()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert err.splitlines()[-1] == ("vitrail: stopped by SIGTERM while waiting for other ranks; --resume auto goes on")
+    assert err.splitlines()[-1] == (
+        "vitrail: stopped by SIGTERM while waiting for other ranks; continue with --resume auto"
+    )
     assert patience <= time.monotonic() - sent < min(patience + 5, 30)
 
 
@@ -478,7 +480,7 @@ def test_threads_of_a_collective_have_time_to_let_go_before_the_process_ends(mon
     monkeypatch.setattr("vitrail.training.ranks._connect", lambda backend: None)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     late = threading.Thread(target=time.sleep, args=(0.3,))
-    with join("cpu"):
+    with join_ranks("cpu"):
         late.start()
     assert not late.is_alive()
 

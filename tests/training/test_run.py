@@ -202,7 +202,7 @@ def test_every_rank_takes_part_in_the_same_collectives(tmp_path, few, monkeypatc
 
     asked, told = {}, []
     recipe = RECIPE.replace(epochs=2, steps=None, patience=1)
-    monkeypatch.setattr("vitrail.training.run.join", lambda _: contextlib.nullcontext(Noting()))
+    monkeypatch.setattr("vitrail.training.run.join_ranks", lambda _: contextlib.nullcontext(Noting()))
     for is_first in (True, False):
         calls = asked[is_first] = []
         output = tmp_path / f"{is_first}"

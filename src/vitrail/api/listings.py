@@ -1,29 +1,33 @@
-"""What there is: models, their sizes and costs, recipes."""
+"""The commands `models`, `info` and `recipes`, which list models, their sizes and costs, and training recipes."""
 
 from typing import Annotated, Any
 
-from vitrail.api.flags import as_pair, command, resolution_flag
+from vitrail.api.parameters import as_pair, command, resolution_flag
 from vitrail.api.results import Report, Rows
 from vitrail.bundles.folder import find_config
 from vitrail.core.errors import UsageError, did_you_mean
 from vitrail.core.flags import argument, flag
 from vitrail.models import zoo
 from vitrail.models.config import INFO_KEYS, model_settings
-from vitrail.training.recipe import find_recipe, purpose, recipe_names, recipe_text
+from vitrail.training.recipe import find_recipe, recipe_names, recipe_purpose, recipe_text
 
 
 @command
 def models(
-    pattern: Annotated[str, argument("Only names like this one: 'ViT*', '*/16', ViT-B.", metavar="[PATTERN]")] = "*",
+    pattern: Annotated[
+        str, argument("Show only models whose name matches: 'ViT*', '*/16', ViT-B.", metavar="[PATTERN]")
+    ] = "*",
 ) -> Rows:
-    """List all models, or those that match a pattern, with their parameters, multiply-accumulates and shapes."""
+    """List models with their parameters, multiply-accumulates and shapes."""
     names = zoo.list_models(pattern) or zoo.list_models(f"{pattern}*" if pattern else "")
     if not names:
-        near = did_you_mean(pattern, zoo.list_models())
-        raise UsageError(f"Pattern must match the name of a model, got {pattern!r}.{near}")
-    # Families of other packages are named without importing them; `info` knows the rest.
-    others = {name: dict.fromkeys(INFO_KEYS) | {"name": name, "family": name} for name in zoo.FAMILIES.extension_names}
-    return Rows(zoo.MODELS[name].info() if name in zoo.MODELS else others[name] for name in names)
+        suggestion = did_you_mean(pattern, zoo.list_models())
+        raise UsageError(f"Pattern must match the name of a model, got {pattern!r}.{suggestion}")
+    # Families of other packages are not imported, so that the list stays fast; `info` shows their sizes.
+    extensions = {
+        name: dict.fromkeys(INFO_KEYS) | {"name": name, "family": name} for name in zoo.FAMILIES.extension_names
+    }
+    return Rows(zoo.MODELS[name].info() if name in zoo.MODELS else extensions[name] for name in names)
 
 
 @command
@@ -36,13 +40,16 @@ def info(
         int | tuple[int, int] | None, resolution_flag("Input size: 384, or 224x384 for height x width.")
     ] = None,
     classes: Annotated[int | None, flag("Number of classes.", metavar="K")] = None,
-    channels: Annotated[int | None, flag("Input channels.", metavar="C")] = None,
+    channels: Annotated[int | None, flag("Number of input channels.", metavar="C")] = None,
     pool: Annotated[str | None, flag("Pooling before the head: cls, gap or map.", metavar="P")] = None,
     representation: Annotated[
-        str | None, flag("Hidden layer of the head, for pre-training: none, tanh or gelu.", metavar="W")
+        str | None, flag("Hidden layer of the head, as used for pre-training: none, tanh or gelu.", metavar="W")
     ] = None,
 ) -> Report:
-    """Show the size and cost of a model. No weights are loaded."""
+    """Show the size and cost of a model.
+
+    The numbers are computed from its configuration; no weights are loaded.
+    """
     config = find_config(model)
     changes: dict[str, Any] = {
         "resolution": None if resolution is None else as_pair(resolution),
@@ -57,26 +64,29 @@ def info(
 @command
 def recipes(
     name: Annotated[
-        str | None, argument("A recipe, or a .toml file; default: list all recipes.", metavar="[NAME]")
+        str | None, argument("A recipe of the package, or a .toml file; default: list all recipes.", metavar="[NAME]")
     ] = None,
 ) -> Report | Rows:
-    """List the recipes, or all settings of one with value, default and meaning."""
+    """List the training recipes, or all settings of one.
+
+    Each setting is shown with its value, default and meaning.
+    """
     if name is None:
-        return Rows({"name": each, "purpose": purpose(recipe_text(each))} for each in recipe_names())
+        return Rows({"name": name, "purpose": recipe_purpose(recipe_text(name))} for name in recipe_names())
     from vitrail.data.preprocess import Preprocess
 
     recipe = find_recipe(name)
     rows = [row for row in recipe.describe() if row["setting"] not in ("augment", "margin", "preprocess", "model")]
     for table, settings in (("margin", recipe.margin), ("augment", recipe.augment)):
         rows += [row | {"setting": f"{table}.{row['setting']}"} for row in settings.describe()]
-    # The defaults of these depend on the model and on DATA.
-    for table, changed, meanings in (
+    # The defaults of these tables depend on the model and on DATA.
+    for table, changes, meanings in (
         ("preprocess", recipe.preprocess, Preprocess.meanings()),
         ("model", recipe.model, model_settings()),
     ):
         rows += [
-            {"setting": f"{table}.{key}", "value": changed.get(key), "default": None, "meaning": meaning}
-            for key, meaning in (dict.fromkeys(changed, "") | meanings).items()
+            {"setting": f"{table}.{key}", "value": changes.get(key), "default": None, "meaning": meaning}
+            for key, meaning in (dict.fromkeys(changes, "") | meanings).items()
             if key not in ("name", "classes", "channels")
         ]
-    return Report(name=name, purpose=purpose(recipe_text(name)), settings=rows)
+    return Report(name=name, purpose=recipe_purpose(recipe_text(name)), settings=rows)

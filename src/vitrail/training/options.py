@@ -3,85 +3,100 @@
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
 
-from vitrail.core.flags import flag, flag_of
+from vitrail.core.flags import RECORDS, SPEED, flag, flag_of
 from vitrail.core.settings import Bounds, Settings
 
 _Class = TypeVar("_Class", bound=type)
 
 
 class RunOptions(TypedDict, total=False):
-    """Each option, as a keyword of the functions that train and as a flag of their commands. The seed changes the
-    result, and so, a little, does the precision; threads, device and compile change its last bits; the rest changes
-    nothing."""
+    """Options of a run: keyword arguments of the functions that train, and flags of their commands.
+
+    The seed changes the result, and the precision changes it slightly. Threads, device and compile change its last
+    bits. The other options do not change it.
+    """
 
     seed: Annotated[
         int,
-        flag("The same seed, machine and threads give the same weights.", metavar="S", default=0),
+        flag("Random seed. The same seed, machine and threads give the same weights.", metavar="S", default=0),
         Bounds(0, 2**63 - 1),
     ]
-    workers: Annotated[int, flag("Threads that prepare images.", metavar="N", default=2), Bounds(0, 256)]
+    workers: Annotated[int, flag("Threads that prepare images.", metavar="N", default=2, group=SPEED), Bounds(0, 256)]
     threads: Annotated[
         int | None,
         flag(
-            "Threads that compute; by default torch's choice. A resumed run keeps the number it began with.",
+            "Threads that compute; the default is chosen by torch. A resumed run keeps its number of threads.",
             metavar="N",
+            group=SPEED,
         ),
         Bounds(1, 4096),
     ]
     device: Annotated[
         str,
         flag(
-            "cpu, cuda, xpu, mps, ...; auto takes the accelerator that torch finds, otherwise the CPU.",
+            "Device: cpu, cuda, xpu, mps, ...; auto uses an accelerator if torch finds one, otherwise the CPU.",
             metavar="D",
             default="auto",
+            group=SPEED,
         ),
     ]
     precision: Annotated[
         Literal["float32", "bfloat16"],
         flag(
-            "float32, bfloat16. bfloat16 computes in 16 bits where that is safe; the start of the run says what it"
-            " gains or costs here.",
+            "float32 or bfloat16. bfloat16 computes in 16 bits where that is safe; at the start, the run prints"
+            " whether this is faster on this machine.",
             default="float32",
+            group=SPEED,
         ),
     ]
-    amp: Annotated[bool, flag("The same as --precision bfloat16.", default=False)]
+    amp: Annotated[bool, flag("Same as --precision bfloat16.", default=False, group=SPEED)]
     compile: Annotated[
-        bool, flag("Compile the model first: a minute or so, then faster steps on some machines.", default=False)
+        bool,
+        flag(
+            "Compile the model first. This takes about a minute and makes steps faster on some machines.",
+            default=False,
+            group=SPEED,
+        ),
     ]
     cache: Annotated[
-        str | None, flag("Folder for decoded images, so that later epochs decode no JPEG files.", metavar="DIR")
+        str | None,
+        flag("Folder for decoded images, so that later epochs do not decode files again.", metavar="DIR", group=SPEED),
     ]
     cache_gigabytes: Annotated[
-        float, flag("Maximum size of the cache.", metavar="N", default=10.0), Bounds(0, below=1e9)
+        float, flag("Maximum size of the cache in GB.", metavar="N", default=10.0, group=SPEED), Bounds(0, below=1e9)
     ]
     checkpoint_seconds: Annotated[
         float,
         flag(
-            "Seconds between checkpoints; one is also written at the end of an epoch, if that comes first.",
+            "Seconds between checkpoints. A checkpoint is also written at the end of every epoch.",
             metavar="N",
             default=30.0,
+            group=RECORDS,
         ),
         Bounds(0, below=1e9),
     ]
     snapshots: Annotated[
         int,
         flag(
-            "Keep the model at this many log-spaced steps, and before the first, as bundles in RUN/snapshots.",
+            "Save the model before the first step and at this many log-spaced steps, as bundles in RUN/snapshots.",
             metavar="N",
             default=0,
+            group=RECORDS,
         ),
         Bounds(0, 10_000),
     ]
-    gradients: Annotated[bool, flag("Log the norm of each layer's gradient with the loss.", default=False)]
+    gradients: Annotated[bool, flag("Log the gradient norm of each layer with the loss.", default=False, group=RECORDS)]
     keep: Annotated[
         int,
-        flag("Number of newest checkpoints to keep, besides the best.", metavar="N", default=2),
+        flag(
+            "Number of newest checkpoints to keep, in addition to the best one.", metavar="N", default=2, group=RECORDS
+        ),
         Bounds(1, 1_000_000),
     ]
 
 
-def _fields_of_options(settings: _Class) -> _Class:
-    """Give a class a field for each key of `RunOptions`."""
+def _add_option_fields(settings: _Class) -> _Class:
+    """Class decorator that adds an annotated field with a default for each key of `RunOptions`."""
     for name, annotation in RunOptions.__annotations__.items():
         settings.__annotations__[name] = annotation
         setattr(settings, name, flag_of(annotation).default)
@@ -89,13 +104,13 @@ def _fields_of_options(settings: _Class) -> _Class:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@_fields_of_options
+@_add_option_fields
 class Options(Settings):
-    """All options of a run: the keys of `RunOptions`, checked, with their defaults."""
+    """All options of a run: the validated keys of `RunOptions` with their defaults."""
 
     title: ClassVar[str] = "Options"
 
-    if TYPE_CHECKING:  # the fields of the dataclass
+    if TYPE_CHECKING:  # for type checkers, because the fields are added by the decorator
 
         def __init__(self, **options: Unpack[RunOptions]) -> None: ...
 
@@ -103,6 +118,6 @@ class Options(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Checkpoints and configurations of runs know it as `amp`.
+        # Checkpoints and config.toml files store the precision as `amp`.
         object.__setattr__(self, "precision", "bfloat16" if self.amp else self.precision)
         object.__setattr__(self, "amp", self.precision == "bfloat16")

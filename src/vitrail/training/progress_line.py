@@ -1,4 +1,4 @@
-"""The progress line of a run: a bar in a terminal, one changing line in a notebook, otherwise a line now and then."""
+"""The progress line of a training run: a bar in a terminal, an updated line in a notebook, otherwise plain lines."""
 
 import sys
 import time
@@ -18,18 +18,21 @@ from vitrail.core.terminal import (
 )
 from vitrail.training.observer import Observer
 
-_PLAIN_SECONDS = 10  # between plain lines
-_NOTEBOOK_SECONDS = 0.2  # between changes of a notebook's line
-_SHORTEST_BAR, _LONGEST_BAR = 5, 40  # columns
+_PLAIN_SECONDS = 10  # interval between plain lines
+_NOTEBOOK_SECONDS = 0.2  # interval between updates of the line in a notebook
+_MIN_BAR_WIDTH, _MAX_BAR_WIDTH = 5, 40  # columns
 
 
 class ProgressLine(Observer):
-    """Shows progress by `tell`. If that is the usual one, a terminal gets a bar and a notebook a changing line."""
+    """Observer that prints progress with `tell`.
+
+    If `tell` is the default `say`, terminals show a progress bar and notebooks a line that is updated in place.
+    """
 
     def __init__(self, total: int, tell: Say) -> None:
         self.total, self._tell = total, tell
-        self._began = self._spoken = time.monotonic()
-        self._first: int | None = None
+        self._start_time = self._last_print_time = time.monotonic()
+        self._first_step: int | None = None
         self._progress: Progress | None = None
         self._notebook: NotebookLine | None = None
         if tell is say and in_notebook():
@@ -47,47 +50,48 @@ class ProgressLine(Observer):
             self._progress.stop()
 
     def say(self, line: str) -> None:
-        """Print a line to stderr."""
+        """Print a line to stderr, above the progress bar if there is one."""
         if self._progress:
             self._progress.console.print(escape_unprintable(line), markup=False, highlight=False)
         else:
             self._tell(line)
 
     def progress(self, step: int, numbers: Mapping[str, float], held_out: str) -> None:
-        """Print steps, loss, learning rate, images per second, remaining time, and the held-out images."""
+        """Show the step, loss, learning rate, images per second, remaining time and the latest held-out score."""
         now = time.monotonic()
-        if self._first is None:
-            self._first, self._began = step, now
-        done = step - self._first
+        if self._first_step is None:
+            self._first_step, self._start_time = step, now
+        steps_done = step - self._first_step
         parts = {
             "loss": f"loss {numbers['loss']:.4f}",
             "rate": f"lr {numbers['learning_rate']:.2e}",
             "speed": f"{numbers['images_per_second']:,.0f} images/s",
         }
-        if done:
-            parts["left"] = f"{format_duration((now - self._began) / done * (self.total - step))} left"
+        if steps_done:
+            seconds = (now - self._start_time) / steps_done * (self.total - step)
+            parts["remaining"] = f"{format_duration(seconds)} left"
         if self._progress:
             if held_out:
                 parts["held-out"] = f"held-out {held_out.rpartition(' ')[2]}"
-            room = self._progress.console.width - len(f"{step}/{self.total}") - 2
-            line, self._bar.bar_width = _fit(parts, room)
+            width = self._progress.console.width - len(f"{step}/{self.total}") - 2
+            line, self._bar.bar_width = _fit_parts(parts, width)
             self._progress.update(self._task, completed=step, description=line)
             return
-        between = _PLAIN_SECONDS if self._notebook is None else _NOTEBOOK_SECONDS
-        if now - self._spoken >= between or step == self.total:
-            self._spoken = now
+        interval = _PLAIN_SECONDS if self._notebook is None else _NOTEBOOK_SECONDS
+        if now - self._last_print_time >= interval or step == self.total:
+            self._last_print_time = now
             if held_out:
                 parts["held-out"] = f"held-out {held_out}"
             line = f"step {step}/{self.total}  {'  '.join(parts.values())}"
             self.say(line) if self._notebook is None else self._notebook.show(line, step / self.total)
 
 
-def _fit(parts: dict[str, str], room: int) -> tuple[str, int]:
-    """The parts that fit beside a bar, dropping the least important first, and the width of the bar."""
-    kept = dict(parts)
+def _fit_parts(parts: dict[str, str], width: int) -> tuple[str, int]:
+    """Return the text of the parts that fit next to a bar, dropping less important ones first, and the bar's width."""
+    parts = dict(parts)
     for name in ("rate", "speed", "held-out", "loss"):
-        if len("  ".join(kept.values())) + _SHORTEST_BAR <= room:
+        if len("  ".join(parts.values())) + _MIN_BAR_WIDTH <= width:
             break
-        kept.pop(name, None)
-    line = "  ".join(kept.values())
-    return line, min(max(room - len(line), _SHORTEST_BAR), _LONGEST_BAR)
+        parts.pop(name, None)
+    line = "  ".join(parts.values())
+    return line, min(max(width - len(line), _MIN_BAR_WIDTH), _MAX_BAR_WIDTH)

@@ -1,4 +1,4 @@
-"""Ranks: the processes that train one model together. With a single process, all of this does nothing.
+"""Ranks: the processes that train one model together. With a single process, collectives return their arguments.
 
 `torchrun --nproc-per-node 2 -m vitrail train ...` starts them; gloo connects CPUs, nccl GPUs.
 """
@@ -20,16 +20,16 @@ from torch.distributed.rendezvous import rendezvous
 from vitrail.core.errors import UsageError, VitrailError
 from vitrail.models.device import find_device
 
-_COLLECTIVE = timedelta(minutes=5)  # how long ranks wait for each other: the first one may be writing a checkpoint
-# Seconds before a rank may end. After the last collective, threads of gloo let go of its tensors, for which they need
-# Python's lock; an interpreter that ends meanwhile aborts the process (until CPython 3.14): 4 of 42 runs on a busy
-# machine did.
-_LETTING_GO = 0.5
-_LEAVING = 25.0  # seconds that a rank may take to leave after SIGTERM; torchrun kills it after 30
+_COLLECTIVE_TIMEOUT = timedelta(minutes=5)  # ranks may have to wait while the first rank writes a checkpoint
+# Seconds that a rank waits before it exits. After the last collective, threads of gloo release its tensors, for which
+# they need the GIL. If the interpreter exits meanwhile, the process aborts (before CPython 3.14). This happened in 4 of
+# 42 runs on a busy machine.
+_EXIT_DELAY = 0.5
+_SIGTERM_TIMEOUT = 25.0  # seconds within which a rank ends after SIGTERM; torchrun kills it after 30
 
 
 class Ranks(NamedTuple):
-    """This process among those that train together."""
+    """This process among the ranks that train together, and its device."""
 
     rank: int = 0
     count: int = 1
@@ -41,72 +41,72 @@ class Ranks(NamedTuple):
         return self.rank == 0
 
     def reduce_max(self, *numbers: float) -> list[float]:
-        """The largest of each number over all ranks."""
+        """Return the maximum of each number over all ranks."""
         return self._reduce(numbers, dist.ReduceOp.MAX)
 
     def reduce_sum(self, *numbers: float) -> list[float]:
-        """The sum of each number over all ranks."""
+        """Return the sum of each number over all ranks."""
         return self._reduce(numbers, dist.ReduceOp.SUM)
 
-    def _reduce(self, numbers: tuple[float, ...], how: Any) -> list[float]:
+    def _reduce(self, numbers: tuple[float, ...], operation: Any) -> list[float]:
         if self.count == 1:
             return list(numbers)
-        together = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        dist.all_reduce(together, how)
-        return together.tolist()
+        tensor = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, operation)
+        return tensor.tolist()
 
-    def broadcast(self, thing: Any) -> Any:
-        """The value of the first rank, on all ranks."""
+    def broadcast(self, value: Any) -> Any:
+        """Return the value of the first rank on all ranks."""
         if self.count == 1:
-            return thing
-        things = [thing]
-        dist.broadcast_object_list(things, src=0)
-        return things[0]
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
 
-    def run_on_first(self, work: Callable[[], Any]) -> Any:
-        """Run `work` on the first rank and return its result, or raise its error, on all ranks."""
+    def run_on_first(self, function: Callable[[], Any]) -> Any:
+        """Call `function` on the first rank, and return its result or raise its VitrailError on all ranks."""
         if self.count == 1:
-            return work()
-        result, problem = None, None
+            return function()
+        result, failure = None, None
         if self.is_first:
             try:
-                result = work()
+                result = function()
             except VitrailError as error:
-                problem = (UsageError if isinstance(error, UsageError) else VitrailError, str(error), error.exit_code)
-        result, problem = self.broadcast((result, problem))
-        if problem:
-            kind, message, exit_code = problem
-            error = kind(message)
+                failure = (UsageError if isinstance(error, UsageError) else VitrailError, str(error), error.exit_code)
+        result, failure = self.broadcast((result, failure))
+        if failure:
+            error_class, message, exit_code = failure
+            error = error_class(message)
             error.exit_code = exit_code
             raise error
         return result
 
-    def gather(self, thing: Any) -> list[Any]:
-        """The values of all ranks, on all ranks."""
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks on all ranks."""
         if self.count == 1:
-            return [thing]
-        things: list[Any] = [None] * self.count
-        dist.all_gather_object(things, thing)
-        return things
+            return [value]
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value)
+        return values
 
 
 @contextmanager
-def join(device: str) -> Generator[Ranks]:
-    """Join the ranks that torchrun started, or return a single rank."""
+def join_ranks(device: str) -> Generator[Ranks]:
+    """Context manager that joins the ranks that torchrun started, or yields a single rank without torchrun."""
     count = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
-    place = find_device(device)
+    rank_device = find_device(device)
     if count == 1:
-        yield Ranks(0, 1, place)
+        yield Ranks(0, 1, rank_device)
         return
-    if device == "auto" and place.type != "cuda":  # gloo, which connects ranks without CUDA, moves tensors of the CPU
-        place = torch.device("cpu")
-    if place.type == "cuda":
-        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(place)
+    if device == "auto" and rank_device.type != "cuda":  # gloo, which connects ranks without CUDA, needs CPU tensors
+        rank_device = torch.device("cpu")
+    if rank_device.type == "cuda":
+        rank_device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(rank_device)
     with exit_on_sigterm():
         try:
-            _connect("nccl" if place.type == "cuda" else "gloo")
-            yield Ranks(dist.get_rank(), count, place)
+            _connect("nccl" if rank_device.type == "cuda" else "gloo")
+            yield Ranks(dist.get_rank(), count, rank_device)
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
                 raise
@@ -114,44 +114,48 @@ def join(device: str) -> Generator[Ranks]:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
-            time.sleep(_LETTING_GO)
+            time.sleep(_EXIT_DELAY)
 
 
 def _connect(backend: str) -> None:
-    """Initialise the process group. torchrun on one machine keeps its store across restarts, with the addresses of the
-    dead ranks, so each start uses its own prefix."""
-    store, rank, count = next(rendezvous("env://", timeout=_COLLECTIVE))
-    if os.environ.get("GROUP_WORLD_SIZE") == "1":  # machines count their starts each for itself
+    """Initialise the process group.
+
+    On one machine, torchrun keeps its store across restarts, with the addresses of ended ranks. Each start therefore
+    uses its own prefix.
+    """
+    store, rank, count = next(rendezvous("env://", timeout=_COLLECTIVE_TIMEOUT))
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":  # with several machines, restart counts may differ
         store = dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=_COLLECTIVE)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=_COLLECTIVE_TIMEOUT)
 
 
 @contextmanager
 def exit_on_sigterm() -> Generator[None]:
-    """Context in which this process ends soon after SIGTERM, even in a blocking call.
+    """Context manager in which this process ends soon after SIGTERM, even if it is in a blocking call.
 
-    Python's signal handlers run between bytecodes of the main thread, which may be blocked in a collective with a dead
-    rank. The number of a signal is written to a pipe at once and read by another thread.
+    Signal handlers of Python run between bytecodes of the main thread, which may be blocked in a collective with a rank
+    that has ended. A thread therefore reads signal numbers from a pipe, to which the interpreter writes them at once.
     """
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(reading,), daemon=True).start()
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    previous_fd = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    threading.Thread(target=_exit_after_sigterm, args=(read_end,), daemon=True).start()
     try:
         yield
     finally:
-        signal.set_wakeup_fd(before)
-        os.close(writing)
+        signal.set_wakeup_fd(previous_fd)
+        os.close(write_end)
 
 
-def _watch(signals: int) -> None:
+def _exit_after_sigterm(signals: int) -> None:
+    """Read signal numbers from the pipe `signals`, and exit the process some seconds after SIGTERM."""
     deadline = None
     while select.select([signals], [], [], None if deadline is None else max(deadline - time.monotonic(), 0))[0]:
         numbers = os.read(signals, 64)
-        if not numbers:  # the block has ended
+        if not numbers:  # the context has ended
             os.close(signals)
             return
         if signal.SIGTERM in numbers and deadline is None:
-            deadline = time.monotonic() + _LEAVING
-    os.write(2, b"vitrail: stopped by SIGTERM while waiting for other ranks; --resume auto goes on\n")
+            deadline = time.monotonic() + _SIGTERM_TIMEOUT
+    os.write(2, b"vitrail: stopped by SIGTERM while waiting for other ranks; continue with --resume auto\n")
     os._exit(128 + signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""Recipes: how a model is trained. A recipe is a short TOML file of these settings; flags override it.
+"""Recipes: the settings of training. A recipe is a short TOML file; flags take precedence over it.
 
-A file's keys are the fields below; `[augment]`, `[margin]`, `[preprocess]` and `[model]` are tables with settings of
-`data.augment.config`, of `training.margin_settings`, of `Preprocess` and of the model's family.
+The keys of a file are the fields of `Recipe`. `[augment]`, `[margin]`, `[preprocess]` and `[model]` are tables with
+settings of `data.augment.config`, `training.margin_settings`, `Preprocess` and the model family.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ OPTIMISERS: Registry[Any] = Registry(
     {
         "adamw": "vitrail.training.optimisers.adamw:AdamW",
         "sgd": "vitrail.training.optimisers.sgd:SGD",
-        "muon": "vitrail.training.optimisers.muon:ForMatrices",
+        "muon": "vitrail.training.optimisers.muon:MuonOptimiser",
     },
     base="vitrail.training.optimisers.base:Optimiser",
 )
@@ -54,29 +54,29 @@ class Recipe(Settings):
     title: ClassVar[str] = "Recipe"
 
     objective: str = "classify"
-    """Classification into one class or (multilabel) several labels an image, an embedding of faces (margin), the
-    paper's masked patches (ViT), next-pixel prediction (iGPT), or an objective of another package."""
+    """Classification into one class or (multilabel) several labels per image, an embedding of faces (margin), masked
+    patch prediction (masked, for ViT), next-pixel prediction (for iGPT), or an objective of another package."""
     epochs: Annotated[int | None, Bounds(1, 10**9)] = None
     """Number of passes over the training images."""
     least_images: Annotated[int, Bounds(0, 10**12)] = 0
-    """With epochs: if the training images are few, go on for as many epochs as it takes to see this many. A length that
-    is given replaces this."""
+    """With epochs: minimum number of training images over the whole run. With few images, the number of epochs is
+    increased accordingly. Ignored if a length is given by a flag."""
     steps: int | None = None
     """Number of updates."""
     minutes: Annotated[float | None, Bounds(0.01, below=10**6)] = None
-    """Time limit: the speed is measured at the start, which fixes the number of steps."""
+    """Time limit. The number of steps is computed from the speed, which is measured at the start."""
     batch: Annotated[int, Bounds(1, 1_000_000)] = 128
-    """The global batch: images of one update, over all ranks."""
+    """Global batch size: images per update, over all ranks."""
     accumulate: Annotated[int, Bounds(1, 100_000)] = 1
-    """Number of parts into which each rank splits its batch, computed one after the other to save memory."""
+    """Number of parts into which each rank splits its batch. They are computed one after another to save memory."""
     optimiser: str = "adamw"
     """Muon updates the matrices of the blocks with orthogonalised momentum, and AdamW the other parameters."""
     learning_rate: Annotated[float, Bounds(0, below=1e9)] = 1e-3
     """Peak learning rate."""
     rate_by_residual: bool = False
     """In fine-tuning, multiply the learning rate by the head's residual: the mean probability that the head gives to
-    wrong labels on training images (see `head`). The better the frozen features already are, the less they are changed.
-    A learning rate given by a flag is used as it is."""
+    wrong labels on training images (see `head`). The better the frozen features are, the less they are changed.
+    A learning rate that is given by a flag is not multiplied."""
     betas: Annotated[tuple[float, float], Bounds(0, below=1)] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
     momentum: Annotated[float, Bounds(0, below=1)] = 0.9
@@ -85,21 +85,22 @@ class Recipe(Settings):
     """Decay of weight matrices, multiplied by the learning rate; biases, norms, tokens and position embeddings have
     none."""
     schedule: Literal["cosine", "linear", "rsqrt", "constant"] = "cosine"
-    """How the learning rate falls after the warm-up."""
+    """Shape of the learning rate after the warm-up."""
     warmup: Annotated[float, Bounds(0, below=1e9)] = 0.05
     """Steps in which the learning rate rises from 0; a value below 1 is a share of all steps."""
     cooldown: Annotated[float, Bounds(0, below=1.0001)] = 0.1
     """Share of all steps in which an rsqrt schedule falls linearly to its end."""
     final: Annotated[float, Bounds(0, below=1.0001)] = 0.0
-    """The last learning rate as a share of the peak."""
+    """Final learning rate as a share of the peak."""
     clip: Annotated[float, Bounds(0, below=1e9)] = 0.0
-    """Maximum norm of the gradient over all parameters; 0 is off."""
+    """Maximum norm of the gradient over all parameters; 0 means no clipping."""
     average: Annotated[float, Bounds(0, below=1)] = 0.0
-    """Decay of an exponential moving average of the weights, which is then evaluated and saved; 0 is off."""
+    """Decay of an exponential moving average of the weights, which is evaluated and saved instead of the last weights;
+    0 means no average."""
     loss: Literal["softmax", "sigmoid"] = "softmax"
     """Cross-entropy over classes, or binary cross-entropy for each class (arXiv 2006.07159, AugReg)."""
     label_smoothing: Annotated[float, Bounds(0, below=1)] = 0.0
-    """Share of the label that is spread over all classes."""
+    """Share of the label probability that is spread over all classes."""
     head_bias: Annotated[float, Bounds(-1e3, below=1e3)] = 0.0
     """Initial bias of the head; about -log(classes) suits the sigmoid loss."""
     layer_decay: Annotated[float, Bounds(0.01, below=1.0001)] = 1.0
@@ -107,27 +108,28 @@ class Recipe(Settings):
     freeze: bool = False
     """Train only the head."""
     head: Literal["zero", "probe"] = "zero"
-    """In fine-tuning, a head for new classes starts at zero, or (probe) from least squares on the frozen model's
-    features; an embedding of faces at random, or (probe) as their whitening within people."""
+    """In fine-tuning, the initial head for new classes: zeros, or (probe) fitted to the frozen features by least
+    squares. An embedding of faces starts at random, or (probe) with the whitening of features within identities."""
     least_steps: Annotated[int, Bounds(0, 10**9)] = 0
-    """If fewer steps fit into the minutes, only the head from least squares is kept and no step is made."""
+    """Minimum number of steps with a time limit. If fewer fit, the head fitted by least squares is not trained."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of storing its activations: less memory, more time."""
     per_class: Annotated[int | None, Bounds(1, 10**9)] = None
-    """Train on at most this many images of each class, chosen by the seed; more contain fewer. None: on all."""
+    """Train on at most this many images of each class, chosen by the seed; a larger number contains the images of a
+    smaller one. None: all images."""
     holdout: Annotated[float, Bounds(0, below=1)] = 0.1
-    """Share of the training images held out for validation, if DATA has no val split; 0 is off."""
+    """Share of the training images held out for validation, if DATA has no val split; 0 means none."""
     evaluate_every: Annotated[int, Bounds(1, 10**6)] = 1
     """Epochs between evaluations on the held-out images; the last epoch is always evaluated."""
     patience: Annotated[int | None, Bounds(1, 10**9)] = None
-    """End the run after this many evaluations on the held-out images without a better score, and keep the weights of
-    the best one. The learning rate follows the schedule of the whole length. None: train to the end, keep the last."""
+    """End the run after this many evaluations on the held-out images without a better score, and keep the best
+    weights. The schedule of the learning rate does not change. None: train to the end and keep the last weights."""
     on_damage: Literal["error", "skip", "substitute"] = "error"
     """If an image cannot be read: stop the run, skip the image, or substitute the next one."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """If a loss or gradient is not finite: stop the run, or skip the step."""
     margin: MarginSettings = dataclasses.field(default_factory=MarginSettings)
-    """Margin and scale of the objective margin."""
+    """Margin and scale of the objective `margin`."""
     augment: Augment = dataclasses.field(default_factory=Augment)
     """Augmentation of training images."""
     preprocess: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -139,9 +141,9 @@ class Recipe(Settings):
         OBJECTIVES.check(self.objective)
         OPTIMISERS.check(self.optimiser)
         super().__post_init__()
-        for name, kind in (("augment", Augment), ("margin", MarginSettings)):
-            if not isinstance(getattr(self, name), kind):
-                object.__setattr__(self, name, kind.from_json(getattr(self, name)))
+        for name, settings_class in (("augment", Augment), ("margin", MarginSettings)):
+            if not isinstance(getattr(self, name), settings_class):
+                object.__setattr__(self, name, settings_class.from_json(getattr(self, name)))
         if self.steps is not None:
             steps = check_integer("steps", self.steps, low=0 if self.head == "probe" else 1, high=10**9)
             object.__setattr__(self, "steps", steps)
@@ -153,66 +155,69 @@ class Recipe(Settings):
 
     @classmethod
     def meanings(cls) -> dict[str, str]:
-        """The docstring of each setting, preceded by its allowed values, also for those with a registry."""
-        found = super().meanings()
+        """Return the docstring of each setting, preceded by its allowed values, including names in registries."""
+        meanings = super().meanings()
         for registry in (OBJECTIVES, OPTIMISERS):
-            found[registry.category] = f"{', '.join(registry)}. {found[registry.category]}"
-        return found
+            meanings[registry.category] = f"{', '.join(registry)}. {meanings[registry.category]}"
+        return meanings
 
     def with_length(self, *, epochs: int | None, steps: int | None, minutes: float | None) -> Self:
-        """The recipe with another length: the one that is given replaces the recipe's."""
-        given = {"epochs": epochs, "steps": steps, "minutes": minutes}
-        if sum(value is not None for value in given.values()) > 1:
+        """Return a copy of the recipe with a new length, or the recipe itself if all arguments are None.
+
+        Raise UsageError for more than one length, or if neither the arguments nor the recipe have one.
+        """
+        lengths = {"epochs": epochs, "steps": steps, "minutes": minutes}
+        if sum(value is not None for value in lengths.values()) > 1:
             raise UsageError("Length must be one of epochs, steps and minutes, got more than one.")
-        if any(value is not None for value in given.values()):
-            return self.replace(**given, least_images=0)
-        if sum(getattr(self, name) is not None for name in given) != 1:
+        if any(value is not None for value in lengths.values()):
+            return self.replace(**lengths, least_images=0)
+        if sum(getattr(self, name) is not None for name in lengths) != 1:
             raise UsageError("Length must be given: epochs, steps or minutes.")
         return self
 
     def check_length(self) -> None:
-        """Refuse a recipe that does not say how long to train, or says it twice."""
-        given = {name: getattr(self, name) for name in _LENGTHS if getattr(self, name) is not None}
-        if len(given) != 1:
-            said = " and ".join(f"{name}={value}" for name, value in given.items())
-            raise UsageError(f"Recipe must have one of epochs, steps and minutes, got {said or 'none'}.")
+        """Raise UsageError unless the recipe has exactly one length."""
+        lengths = {name: getattr(self, name) for name in _LENGTHS if getattr(self, name) is not None}
+        if len(lengths) != 1:
+            text = " and ".join(f"{name}={value}" for name, value in lengths.items())
+            raise UsageError(f"Recipe must have one of epochs, steps and minutes, got {text or 'none'}.")
 
     def to_json(self) -> dict[str, Any]:
-        """Every field, in JSON's types."""
+        """Return all fields as JSON types."""
         return {**super().to_json(), "augment": self.augment.to_json(), "margin": self.margin.to_json()}
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of the package with this name, otherwise the recipe in a TOML file."""
+    """Return the built-in recipe with this name, or the recipe in the TOML file at this path."""
     return read_recipe(recipe_text(name), name)
 
 
 def recipe_text(name: str) -> str:
-    """The TOML document of a recipe, with its comments."""
-    known = recipe_names()
-    if name in known:
+    """Return the TOML document of a built-in recipe or of a file, with its comments."""
+    names = recipe_names()
+    if name in names:
         return resources.files("vitrail").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8")
     path = Path(name)
     if path.suffix != ".toml" or not path.is_file():
         raise UsageError(
-            f"Recipe must be one of {', '.join(known)} or a .toml file that exists, got {name!r}."
-            f"{did_you_mean(name, known)}"
+            f"Recipe must be one of {', '.join(names)} or a .toml file that exists, got {name!r}."
+            f"{did_you_mean(name, names)}"
         )
     try:
         return read_small_file(path).decode()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise CorruptFileError(path=name, cause=f"cannot be read ({reason})") from None
 
 
-def purpose(text: str) -> str:
-    """The purpose of a recipe: the first sentence of the comment at the top of its document."""
+def recipe_purpose(text: str) -> str:
+    """Return the purpose of a recipe: the first sentence of the comment at the top of its TOML document."""
     comment = itertools.takewhile(lambda line: line.startswith("# "), text.splitlines())
     return re.split(r"(?<=\.)\s", " ".join(line[2:].strip() for line in comment), maxsplit=1)[0]
 
 
 def split_change(change: str) -> tuple[str, Any]:
-    """Key and value of `batch=64`, `augment.mixup=0.2`, `model.pool="gap"` (or `model.pool=gap`)."""
+    """Split a change such as `batch=64`, `augment.mixup=0.2` or `model.pool=gap` into the key and the parsed value."""
     key, equals, text = change.partition("=")
     if not equals:
         raise UsageError(f"Setting must be KEY=VALUE with a key of the recipe, got {change!r}.")
@@ -223,12 +228,15 @@ def split_change(change: str) -> tuple[str, Any]:
 
 
 def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> Recipe:
-    """The recipe with settings changed, each by a pair of key and value, or by a text as `split_change` reads it."""
+    """Return a copy of the recipe with changed settings.
+
+    A change is a pair of key and value, or a text that `split_change` accepts. A new length replaces the old one.
+    """
     fields = recipe.to_json()
     changed: set[str] = set()
     for change in changes:
         key, value = split_change(change) if isinstance(change, str) else change
-        value = list(value) if isinstance(value, tuple) else value  # as a document has it
+        value = list(value) if isinstance(value, tuple) else value  # a TOML document has lists
         value = value if (number := as_integer(value)) is None else number
         table, _, name = key.rpartition(".")
         if not name or table not in ("", "augment", "margin", "preprocess", "model"):
@@ -236,15 +244,15 @@ def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> R
         if key in changed:
             raise UsageError(f"Setting {key!r} must be given once, got it twice.")
         changed.add(key)
-        known = fields[table] if table else fields
-        is_known = name in known or (table == "augment" and Augment.has(name))
+        settings = fields[table] if table else fields
+        is_known = name in settings or (table == "augment" and Augment.has(name))
         if table != "model" and table != "preprocess" and not is_known:
             keys = setting_keys()
-            keys |= {theirs: keys[ours] for theirs, ours in suggest_our_name(name, keys).items()}
-            raise UsageError(f"Setting {key!r} is not one of a recipe's.{did_you_mean(name, (), keys)}")
-        if not table and name in _LENGTHS:  # one of them replaces the others
+            keys |= {other_name: keys[own_name] for other_name, own_name in suggest_our_name(name, keys).items()}
+            raise UsageError(f"Setting must be a key of a recipe, got {key!r}.{did_you_mean(name, (), keys)}")
+        if not table and name in _LENGTHS:  # a new length replaces the others
             fields |= dict.fromkeys(_LENGTHS) | ({} if "least_images" in changed else {"least_images": 0})
-        known[name] = value
+        settings[name] = value
     if "learning_rate" in changed and "rate_by_residual" not in changed:
         fields["rate_by_residual"] = False
     return Recipe.from_json(fields)
@@ -252,32 +260,36 @@ def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> R
 
 def adjust_recipe(
     recipe: Recipe,
-    given: Mapping[str, Any],
+    flags: Mapping[str, Any],
     settings: Mapping[str, Any] | Iterable[str],
     **lengths: Any,
 ) -> Recipe:
-    """The recipe with the settings that have a flag of their own (None: as it is), with others, and of this length."""
-    given = {name: value for name, value in given.items() if value is not None}
+    """Return a copy of the recipe with changes from the command line.
+
+    `flags` are settings that have a flag of their own (None: unchanged), `settings` those of `--set`, and `lengths` the
+    arguments of `Recipe.with_length`. Raise UsageError for a setting that is given twice.
+    """
+    flags = {name: value for name, value in flags.items() if value is not None}
     if isinstance(settings, str):
         settings = (settings,)
     settings = settings if isinstance(settings, Mapping) else list(settings)
     for key in settings:
         if not isinstance(key, str):
-            raise UsageError(f"Settings must be named by texts, got {key!r}. Write them as clip=1 or {{'clip': 1}}.")
+            raise UsageError(f"Settings must have strings as keys, got {key!r}. Write them as clip=1 or {{'clip': 1}}.")
     changes = list(settings.items() if isinstance(settings, Mapping) else map(split_change, settings))
     for key, _ in changes:
-        if key in given or lengths.get(key) is not None:
+        if key in flags or lengths.get(key) is not None:
             name = key.rpartition(".")[2]
-            word = "lr" if name == "learning_rate" else name
-            raise UsageError(f"{sentence_case(name)} must be given once, got {word} and the setting {key}.")
-    return change_recipe(recipe, [*changes, *given.items()]).with_length(**lengths)
+            flag = "lr" if name == "learning_rate" else name
+            raise UsageError(f"{sentence_case(name)} must be given once, got {flag} and the setting {key}.")
+    return change_recipe(recipe, [*changes, *flags.items()]).with_length(**lengths)
 
 
 _LENGTHS = ("epochs", "steps", "minutes")
 
 
 def setting_keys() -> dict[str, str]:
-    """The full key of every setting of a recipe, by its name without the table: `augment.mixup` by `mixup`."""
+    """Return the full key of every setting of a recipe, by its name without the table: `augment.mixup` for `mixup`."""
     fields = Recipe().to_json()
     in_model = {name: f"model.{name}" for name in model_settings()}
     in_tables = {name: f"{table}.{name}" for table in ("augment", "margin") for name in fields[table]}
@@ -286,13 +298,13 @@ def setting_keys() -> dict[str, str]:
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes in the package."""
+    """Return the sorted names of the built-in recipes."""
     folder = resources.files("vitrail").joinpath("recipes")
     return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
 
 
 def read_recipe(text: str, name: str) -> Recipe:
-    """The recipe in a TOML document."""
+    """Return the recipe in the TOML document `text`; errors name `name`."""
     try:
         fields = _read_toml(text)
     except ValueError as error:
@@ -304,24 +316,25 @@ def read_recipe(text: str, name: str) -> Recipe:
 
 
 def _read_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML document; a ValueError if it is none, or has more in it than settings can hold."""
+    """Parse a TOML document. Raise ValueError if it is invalid or has types that settings cannot have."""
     try:
         document = tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    _check_plain(document)
+    _check_setting_types(document)
     return document
 
 
-def _check_plain(value: object) -> None:
+def _check_setting_types(value: object) -> None:
+    """Raise ValueError for dates, times and integers beyond 64 bits in a parsed TOML document."""
     match value:
         case dict():
             for part in value.values():
-                _check_plain(part)
+                _check_setting_types(part)
         case list():
             for part in value:
-                _check_plain(part)
-        case int() if not -(2**63) <= value < 2**63:  # the range that TOML asks for; tomllib reads any
+                _check_setting_types(part)
+        case int() if not -(2**63) <= value < 2**63:  # the range of TOML integers, which tomllib does not check
             raise ValueError("it has an integer beyond 64 bits")
         case str() | bool() | int() | float():
             pass
@@ -330,19 +343,19 @@ def _check_plain(value: object) -> None:
 
 
 def write_toml(fields: Mapping[str, Any]) -> str:
-    """A TOML document of values and tables, used for the config.toml of a run. TOML has no null: None is omitted."""
-    import tomli_w  # for the commands that write it
+    """Return a TOML document of values and tables. Entries that are None are omitted, because TOML has no null."""
+    import tomli_w  # imported here, because most commands do not write TOML
 
-    return tomli_w.dumps(_plain(fields))
+    return tomli_w.dumps(_to_toml_value(fields))
 
 
-def _plain(value: Any) -> Any:
-    """The value without None, and with text that can be encoded in UTF-8."""
+def _to_toml_value(value: Any) -> Any:
+    """Return the value without None in it, and with text that can be encoded in UTF-8."""
     match value:
         case str():
             return escape_surrogates(value)
         case Mapping():
-            return {key: _plain(part) for key, part in value.items() if part is not None}
+            return {key: _to_toml_value(part) for key, part in value.items() if part is not None}
         case list() | tuple():
-            return [_plain(part) for part in value]
+            return [_to_toml_value(part) for part in value]
     return value

@@ -37,7 +37,7 @@ from vitrail.training.objectives.judgement import Judgement
 from vitrail.training.observer import FinishedRun, ObserverFactory, RunInfo
 from vitrail.training.options import Options
 from vitrail.training.precision import describe_bfloat16_speed
-from vitrail.training.ranks import Ranks, join
+from vitrail.training.ranks import Ranks, join_ranks
 from vitrail.training.recipe import OBJECTIVES, Recipe, write_toml
 from vitrail.training.resume import resume
 from vitrail.training.run_folder import RunFolder
@@ -173,7 +173,7 @@ def run(
     folder = RunFolder(output, resumes=resumes, force=force)
     recipe.check_length()
     with contextlib.ExitStack() as stack:
-        ranks = stack.enter_context(join(options.device))
+        ranks = stack.enter_context(join_ranks(options.device))
         tell = say if ranks.is_first and not quiet else say_nothing
         _set_threads(options, ranks, stack, tell)
         dataset, training, held_out = _open_training_data(data, recipe, options)

@@ -94,7 +94,7 @@ def save_trainer(
 
 def _describe_newest(checkpoints: Path) -> str:
     steps = list_steps(checkpoints)
-    return f"the last intact checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint yet"
+    return f"the last intact checkpoint is of step {steps[-1]}" if steps else "no checkpoint exists yet"
 
 
 def restore_trainer(trainer: "Trainer", checkpoint: Checkpoint) -> None:

@@ -125,7 +125,7 @@ def test_masked_training_learns_and_leaves_a_bundle_to_fine_tune(tmp_path):
     assert seen[-1]["loss"] < seen[0]["loss"] - 0.2
     assert seen[-1]["accuracy"] > 0.35  # of 8 levels of grey
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "What it fills in" in page
+    assert "Reconstruction of masked patches" in page
     assert "가린 패치를 채운 결과" in page
     assert "맞힌 색의 비율" in page
     assert "--protocol knn" in page
@@ -179,7 +179,7 @@ def test_next_pixel_training_learns_and_completes(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     seen = [line for line in lines if line["event"] == "evaluate"]
     assert seen[-1]["loss"] < seen[0]["loss"] - 0.2
-    assert "How it goes on" in (tmp_path / "run" / "report.html").read_text()
+    assert "Completion of the lower half" in (tmp_path / "run" / "report.html").read_text()
     bundle = vitrail.load(tmp_path / "run" / "bundle")
     assert bundle.model.config.output == "pixels"
     images = bundle.preprocess(open_data("digits").splits["test"].images[:3])

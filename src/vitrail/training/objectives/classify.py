@@ -33,15 +33,15 @@ class Classify(Objective):
 
     def score(self, images_BCHW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
         logits_BK = at_least_float32(self.model(images_BCHW))
-        right_B = (logits_BK.argmax(1) == labels_B).float()
-        return {"loss": self._loss(logits_BK, labels_B, 0.0), "accuracy": right_B}
+        is_correct_B = (logits_BK.argmax(1) == labels_B).float()
+        return {"loss": self._loss(logits_BK, labels_B, 0.0), "accuracy": is_correct_B}
 
     def _loss(self, logits_BK: Tensor, labels_B: Tensor, smoothing: float) -> Tensor:
         if self.loss == "softmax":
             return F.cross_entropy(logits_BK, labels_B, label_smoothing=smoothing, reduction="none")
         classes = logits_BK.shape[1]
-        wanted_BK = F.one_hot(labels_B, classes).to(logits_BK.dtype) * (1 - smoothing) + smoothing / classes
-        return F.binary_cross_entropy_with_logits(logits_BK, wanted_BK, reduction="none").sum(1)
+        targets_BK = F.one_hot(labels_B, classes).to(logits_BK.dtype) * (1 - smoothing) + smoothing / classes
+        return F.binary_cross_entropy_with_logits(logits_BK, targets_BK, reduction="none").sum(1)
 
-    def goodness(self, found: dict[str, Any]) -> float:
-        return found["accuracy"]
+    def goodness(self, metrics: dict[str, Any]) -> float:
+        return metrics["accuracy"]

@@ -1,4 +1,4 @@
-"""What an objective makes of a few images, as arrays for observers."""
+"""Illustrations of an objective for a few images, as arrays for observers."""
 
 import contextlib
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from vitrail.training.objectives.base import Objective
 
 
 class IllustrationArrays(NamedTuple):
-    """An `Illustration` as pixels."""
+    """An `Illustration` whose images are converted to pixels."""
 
     title: str
     rows: tuple[tuple[str, np.ndarray], ...]
@@ -22,7 +22,10 @@ class IllustrationArrays(NamedTuple):
 
 @torch.inference_mode()
 def illustrate(objective: Objective, preprocess: Preprocess, split: Split) -> IllustrationArrays | None:
-    """The objective's illustration of some images of a split; None if it has none."""
+    """Return the illustration of an objective for evenly spaced images of a split.
+
+    Unreadable images are skipped. Return None if no image is left or the objective has no illustration.
+    """
     crops = []
     for index in range(0, len(split), max(len(split) // max(objective.illustrated, 1), 1))[: objective.illustrated]:
         with contextlib.suppress(CorruptFileError):

@@ -1,4 +1,4 @@
-"""Final evaluations of runs, as numbers and arrays; `reports.objectives` shows them."""
+"""Results of the final evaluation of a run, as numbers and arrays, which `reports.objectives` renders."""
 
 import dataclasses
 from typing import Any
@@ -15,14 +15,14 @@ from vitrail.training.ranks import Ranks
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """Results of the final evaluation. Its type decides how the report shows it."""
+    """Result of the final evaluation. Its class determines how the report shows it."""
 
     scores: dict[str, Any]
     """Scores for `metrics.jsonl` and the bundle."""
     sentence: str
     """The line that is printed at the end of the run."""
     summary: tuple[tuple[str, str], ...] = ()
-    """The main numbers of the report, with names, unless the report has its own for this type."""
+    """Names and values of the main numbers in the report, for classes without their own section in the report."""
 
     def to_saved_predictions(self, dataset: Dataset) -> SavedPredictions | None:
         """Return the predictions for each image, to be saved as `RUN/answers.npz`; None if they are not classes."""
@@ -31,22 +31,22 @@ class Judgement:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Classification(Judgement):
-    """Final evaluation of a classifier."""
+    """Final evaluation of a classifier with one label per image."""
 
     full: dict[str, Any]
-    """All scores (see `evaluation.metrics.score`)."""
-    answers: SplitPredictions
+    """All scores (see `evaluation.metrics.score_classes`)."""
+    predictions: SplitPredictions
     labels: tuple[str, ...]
     split: Split
     preprocess: Preprocess
 
     def to_saved_predictions(self, dataset: Dataset) -> SavedPredictions:
-        return SavedPredictions.of(dataset, self.split, self.answers.indices, self.answers.probabilities)
+        return SavedPredictions.of(dataset, self.split, self.predictions.indices, self.predictions.probabilities)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Labelling(Judgement):
-    """Final evaluation of a model of several labels."""
+    """Final evaluation of a multi-label model."""
 
     full: dict[str, Any]
     """All scores (see `evaluation.metrics.score_labels`)."""
@@ -56,23 +56,26 @@ class Labelling(Judgement):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairVerification(Judgement):
-    """Final evaluation of an embedding: how well pairs of one person are told from pairs of two."""
+    """Final evaluation of an embedding: verification of pairs of images as the same or different identities."""
 
 
 def judge_classifier(model: AnyModel, labels: tuple[str, ...], loader: Loader, ranks: Ranks) -> Judgement | None:
-    """The final evaluation of a classifier of these labels. All ranks take part; the first one returns the result."""
-    answers = SplitPredictions.join(ranks.gather(predict_split(model, loader)))
+    """Return the final evaluation of a classifier of the classes `labels`.
+
+    All ranks take part; the first rank returns the result, the others None.
+    """
+    predictions = SplitPredictions.join(ranks.gather(predict_split(model, loader)))
     if not ranks.is_first:
         return None
-    scores = score_classes(answers.probabilities, answers.labels, labels)
+    scores = score_classes(predictions.probabilities, predictions.labels, labels)
     low, high = scores["accuracy_interval"]
-    right, name = round(scores["accuracy"] * scores["count"]), loader.split.name
+    correct, split_name = round(scores["accuracy"] * scores["count"]), loader.split.name
     return Classification(
         scores={key: scores[key] for key in ("count", "accuracy", "accuracy_interval", "top5", "ece")},
-        sentence=f"{name} accuracy {scores['accuracy']:.1%} ({right:,} of {scores['count']:,}; 95 % interval"
+        sentence=f"{split_name} accuracy {scores['accuracy']:.1%} ({correct:,} of {scores['count']:,}; 95 % interval"
         f" {low:.1%} to {high:.1%})",
         full=scores,
-        answers=answers,
+        predictions=predictions,
         labels=labels,
         split=loader.split,
         preprocess=loader.preprocess,

@@ -1,10 +1,10 @@
-"""Learning an embedding in which images of one person are near each other: softmax over people with a margin.
+"""Margin objective: learn an embedding of faces by a softmax over identities with a margin.
 
-Shapes: B images, E width of the embedding, K people.
+Shapes: B images, E width of the embedding, K identities.
 
-    cos t_k  = <e, w_k> / (|e| |w_k|)                              e: the embedding, w_k: the weights of person k
-    logit_y  = s (cos(m_1 t_y + m_2) - m_3)                        of the own person y
-    logit_k  = s cos t_k                                           of others
+    cos t_k  = <e, w_k> / (|e| |w_k|)                              e: the embedding, w_k: the weights of identity k
+    logit_y  = s (cos(m_1 t_y + m_2) - m_3)                        of the identity y of the image
+    logit_k  = s cos t_k                                           of other identities
 """
 
 import math
@@ -28,8 +28,10 @@ from vitrail.training.ranks import Ranks
 
 
 class Margin(Objective):
-    """CosFace, ArcFace or both, over the people of the training images; held-out people are strangers, and tell how
-    well pairs are verified."""
+    """CosFace, ArcFace or both, over the identities of the training images.
+
+    Held-out images have other identities, on which the verification of pairs is evaluated.
+    """
 
     output = "features"
     watched, watched_name = "verified", "1 - equal error rate"
@@ -45,7 +47,7 @@ class Margin(Objective):
                 " classes."
             )
         if task.recipe.augment.mixes:
-            raise UsageError("Objective margin must have images of one person each, got mixup or cutmix above 0.")
+            raise UsageError("Objective margin must have images of one identity each, got mixup or cutmix above 0.")
         self.margin, self.smoothing = task.recipe.margin, task.recipe.label_smoothing
         width = model.config.embedding or model.head_width
         self.weight = nn.Parameter(torch.empty(len(task.labels), width))
@@ -60,7 +62,7 @@ class Margin(Objective):
         return self._loss(self.model(images_BCHW), labels_B, self.smoothing)
 
     def _loss(self, embedding_BE: Tensor, labels_B: Tensor, smoothing: float) -> Tensor:
-        # In full precision whatever surrounds it: near 1, a bfloat16 cosine has steps of 0.004.
+        # Always in full precision: near 1, cosines in bfloat16 have steps of 0.004.
         with torch.autocast(embedding_BE.device.type, enabled=False):
             embedding_BE = at_least_float32(embedding_BE)
             weight_KE = self.weight.to(embedding_BE.dtype)
@@ -69,24 +71,27 @@ class Margin(Objective):
             return F.cross_entropy(logits_BK, labels_B, label_smoothing=smoothing, reduction="none")
 
     def evaluate(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]], ranks: Ranks) -> dict[str, Any]:
-        """How well all pairs of held-out images are told apart, and the loss against the means of the other images of
-        each person: the weights know none of these people."""
-        embeddings, people = _gather(self.model, batches, ranks)
-        found = verify_pairs(lambda: score_all_pairs(embeddings), people, intervals=False)
-        loss = _prototype_loss(embeddings, people, self.margin)
-        return {"loss": loss, "count": len(people), "verified": 1 - found.curve.at_equal_errors()[0]}
+        """Return the verification score of all pairs of held-out images, and a prototype loss.
 
-    def goodness(self, found: dict[str, Any]) -> float:
-        return found["verified"]
+        The weights of the objective do not cover held-out identities. The loss therefore compares each image with the
+        mean embeddings of the identities.
+        """
+        embeddings, people = _embed_batches(self.model, batches, ranks)
+        verification = verify_pairs(lambda: score_all_pairs(embeddings), people, intervals=False)
+        loss = _prototype_loss(embeddings, people, self.margin)
+        return {"loss": loss, "count": len(people), "verified": 1 - verification.curve.at_equal_errors()[0]}
+
+    def goodness(self, metrics: dict[str, Any]) -> float:
+        return metrics["verified"]
 
     def judge(self, loader: Loader, ranks: Ranks) -> Judgement | None:
-        """How well people are told apart whom training never saw, with intervals over people."""
+        """Verify all pairs of images with confidence intervals; each embedding includes the mirror image."""
         batches = (
             (loader.preprocess.scale(batch.pixels.to(ranks.device)), batch.labels, batch.weights)
             for batch in loader.epoch()
         )
         with torch.inference_mode():
-            embeddings, people = _gather(partial(_with_mirror, self.model.eval()), batches, ranks)
+            embeddings, people = _embed_batches(partial(_embed_with_mirror, self.model.eval()), batches, ranks)
         if not ranks.is_first:
             return None
         return judge_pairs(
@@ -95,41 +100,44 @@ class Margin(Objective):
 
 
 def judge_pairs(verification: Verification, people: int, split: str) -> PairVerification:
-    """The final evaluation in the words and numbers of a run."""
+    """Return the verification of pairs as the final evaluation of a run, with scores and a sentence."""
     report = verification.report()
-    around = ""
+    interval = ""
     if report["eer_interval"] is not None:
         low, high = report["eer_interval"]
-        around = f"95 % interval {low:.1%} to {high:.1%}; "
-    kept = {"people": people, "pairs": report["genuine"] + report["impostor"]}
+        interval = f"95 % interval {low:.1%} to {high:.1%}; "
+    counts = {"people": people, "pairs": report["genuine"] + report["impostor"]}
     return PairVerification(
-        scores={**kept, **{name: report[name] for name in ("eer", "eer_interval", "tar")}},
-        sentence=f"{split} equal error rate {report['eer']:.1%} ({around}{people:,} people, {kept['pairs']:,} pairs)",
+        scores={**counts, **{name: report[name] for name in ("eer", "eer_interval", "tar")}},
+        sentence=f"{split} equal error rate {report['eer']:.1%}"
+        f" ({interval}{people:,} people, {counts['pairs']:,} pairs)",
     )
 
 
-def _with_mirror(model: AnyModel, images_BCHW: Tensor) -> Tensor:
-    """The sum of the embeddings of images and of their mirror images (B, E), as `faces.embed` has it."""
+def _embed_with_mirror(model: AnyModel, images_BCHW: Tensor) -> Tensor:
+    """Return the sum of the embeddings of images and of their mirror images (B, E), as in `faces.embed`."""
     return model(images_BCHW) + model(images_BCHW.flip(-1))
 
 
-def _gather(
+def _embed_batches(
     embed: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor, Tensor]], ranks: Ranks
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Unit embeddings (n, E) and the person of each, a number from 0 (n), of the images of all ranks that could be
-    read."""
-    mine = []
+    """Return unit embeddings (n, E) and identities (n, numbered from 0) of all readable images of all ranks."""
+    local_parts = []
     for images, labels, weights in batches:
         is_read = weights.numpy() > 0
         embeddings = F.normalize(at_least_float32(embed(images)), dim=1)
-        mine.append((embeddings.float().cpu().numpy()[is_read], labels.cpu().numpy()[is_read]))
-    parts = [part for some in ranks.gather(mine) for part in some]
+        local_parts.append((embeddings.float().cpu().numpy()[is_read], labels.cpu().numpy()[is_read]))
+    parts = [part for rank_parts in ranks.gather(local_parts) for part in rank_parts]
     embeddings, people = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return embeddings, np.unique(people, return_inverse=True)[1]
 
 
 def _prototype_loss(embeddings_nE: np.ndarray, people_n: np.ndarray, margin: MarginSettings) -> float:
-    """Mean cross-entropy of each image among the people, each known by the mean of their other images."""
+    """Return the mean cross-entropy of images over identities, whose weights are mean embeddings.
+
+    The mean of the identity of an image excludes that image. Identities with a single image are not counted.
+    """
     counts = np.bincount(people_n)
     sums = np.zeros((len(counts), embeddings_nE.shape[1]))
     np.add.at(sums, people_n, embeddings_nE)
@@ -145,27 +153,32 @@ def _prototype_loss(embeddings_nE: np.ndarray, people_n: np.ndarray, margin: Mar
 
 
 def margin_logits(cosine_BK: Tensor, labels_B: Tensor, margin: MarginSettings, progress: Tensor) -> Tensor:
-    """Scaled cosines with the margin in each image's own person, after this share of all steps."""
-    risen = (progress / margin.warmup).clamp(max=1.0) if margin.warmup else torch.ones_like(progress)
-    first = adacos_scale(cosine_BK.shape[1])
-    scale = first if margin.scale is None else first + (margin.scale - first) * risen
-    own_B1 = labels_B[:, None]
-    moved_B1 = with_margin(cosine_BK.gather(1, own_B1), margin, risen)
-    return scale * cosine_BK.scatter(1, own_B1, moved_B1)
+    """Return scaled cosines, with the margin at the identity of each image, after the share `progress` of all steps."""
+    warmup_share = (progress / margin.warmup).clamp(max=1.0) if margin.warmup else torch.ones_like(progress)
+    initial_scale = adacos_scale(cosine_BK.shape[1])
+    scale = initial_scale
+    if margin.scale is not None:
+        scale = initial_scale + (margin.scale - initial_scale) * warmup_share
+    labels_B1 = labels_B[:, None]
+    with_margin_B1 = with_margin(cosine_BK.gather(1, labels_B1), margin, warmup_share)
+    return scale * cosine_BK.scatter(1, labels_B1, with_margin_B1)
 
 
-def with_margin(cosine: Tensor, margin: MarginSettings, risen: Tensor | float = 1.0) -> Tensor:
-    """cos(m_1 t + m_2) - m_3 for cos t. Beyond half a turn, where the cosine would rise again, it goes on falling: as
-    SphereFace does (arXiv 1704.08063, eq. 7), or without a factor as ArcFace's code does."""
-    factor = 1 + (margin.factor - 1) * risen
-    angle, less = margin.angle * risen, margin.cosine * risen
+def with_margin(cosine: Tensor, margin: MarginSettings, warmup_share: Tensor | float = 1.0) -> Tensor:
+    """Return cos(m_1 t + m_2) - m_3 for cos t, with the margin multiplied by `warmup_share`.
+
+    Beyond half a turn, where the cosine would rise again, the function continues to fall: as in SphereFace (arXiv
+    1704.08063, eq. 7), or without a factor as in the code of ArcFace.
+    """
+    factor = 1 + (margin.factor - 1) * warmup_share
+    angle, offset = margin.angle * warmup_share, margin.cosine * warmup_share
     if margin.factor == 1 and margin.angle == 0:
-        return cosine - less
-    # The floor keeps the gradient of the root finite where the angle is 0 or half a turn.
+        return cosine - offset
+    # The minimum keeps the gradient of the square root finite at angles of 0 and half a turn.
     sine = ((1 - cosine) * (1 + cosine)).clamp(min=torch.finfo(cosine.dtype).eps ** 2).sqrt()
-    turned = factor * torch.atan2(sine, cosine) + angle
+    new_angle = factor * torch.atan2(sine, cosine) + angle
     if margin.factor != 1:
-        halves = (turned / math.pi).floor().detach()
-        return (1 - 2 * (halves % 2)) * turned.cos() - 2 * halves - less
+        half_turns = (new_angle / math.pi).floor().detach()
+        return (1 - 2 * (half_turns % 2)) * new_angle.cos() - 2 * half_turns - offset
     beyond = cosine - angle * (torch.sin(angle) if isinstance(angle, Tensor) else math.sin(angle))
-    return torch.where(turned <= math.pi, turned.cos(), beyond) - less
+    return torch.where(new_angle <= math.pi, new_angle.cos(), beyond) - offset

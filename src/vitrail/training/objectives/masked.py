@@ -1,4 +1,4 @@
-"""Masked patch prediction: the paper's self-supervision (section 4.6).
+"""Masked patch prediction: the self-supervised objective of the ViT paper (arXiv 2010.11929, section 4.6).
 
 Shapes: B images, N patches, D width, K colours, C channels, F pixels of a patch times channels.
 """
@@ -21,17 +21,17 @@ COLOUR_LEVELS = 8  # 3 bits
 
 
 class MaskedPatches(Objective):
-    """Half of the patches are corrupted; the model predicts their mean colours, 3 bits per channel."""
+    """Corrupt half of the patches and predict their mean colours, with 3 bits per channel."""
 
-    watched_name = "colours right"
+    watched_name = "colours predicted correctly"
     head = ("decoder.",)
     illustrated = 7
     korean: ClassVar[Mapping[str, str]] = {
-        "colours right": "맞힌 색의 비율",
-        "What it fills in": "가린 패치를 채운 결과",
+        "colours predicted correctly": "맞힌 색의 비율",
+        "Reconstruction of masked patches": "가린 패치를 채운 결과",
         "image": "이미지",
-        "half of the patches hidden": "패치의 절반을 가린 이미지",
-        "filled in by the mean colour it predicts": "예측한 평균색으로 채운 이미지",
+        "half of the patches masked": "패치의 절반을 가린 이미지",
+        "filled with the predicted mean colour": "예측한 평균색으로 채운 이미지",
     }
     share = 0.5
 
@@ -41,10 +41,15 @@ class MaskedPatches(Objective):
         if not config.can_mask_patches:
             raise UsageError("Objective masked must have a ViT with LayerNorm, plain patches and no token drop.")
         if self._patches < 2:
-            raise UsageError("Objective masked must have two patches or more, got one. Choose a smaller patch.")
+            raise UsageError("Objective masked must have at least two patches, got one. Choose a smaller patch size.")
         if config.channels > 3:
             raise UsageError(f"Objective masked must have images of at most 3 channels, got {config.channels}.")
-        for name, parameter in model.named_parameters():  # not used, and ranks wait for every gradient
+        for (
+            name,
+            parameter,
+        ) in (
+            model.named_parameters()
+        ):  # unused; with several ranks, DDP waits for the gradients of all trainable parameters
             if name.startswith(("head.", "pre_logits.", "attn_pool.")):
                 parameter.requires_grad_(False)
         self.mask_token = nn.Parameter(torch.zeros(config.width))
@@ -56,71 +61,76 @@ class MaskedPatches(Objective):
         self.register_buffer("std_C", torch.tensor(task.preprocess.std), persistent=False)
 
     def roles(self) -> dict[str, Role]:
-        """The mask token belongs to the embedding, below the first block."""
-        found = super().roles()
-        return {**found, "mask_token": found["mask_token"]._replace(layer=0)}
+        """Return the roles of all parameters. The mask token is part of the embedding, below the first block."""
+        roles = super().roles()
+        return {**roles, "mask_token": roles["mask_token"]._replace(layer=0)}
 
     def forward(self, images_BCHW: Tensor, labels_B: Tensor, others_B: Tensor | None, share_B: Tensor | None) -> Tensor:
         losses_BN, _, corrupted_BN = self.predict(images_BCHW, torch.rand(3, len(images_BCHW), self._patches))
         return (losses_BN * corrupted_BN).sum(1) / corrupted_BN.sum(1)
 
     def score(self, images_BCHW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
-        fixed = torch.Generator().manual_seed(0)
-        noise = torch.rand(3, 1, self._patches, generator=fixed).expand(-1, len(images_BCHW), -1)
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.rand(3, 1, self._patches, generator=generator).expand(-1, len(images_BCHW), -1)
         losses_BN, logits_BNK, corrupted_BN = self.predict(images_BCHW, noise)
-        right_BN = (logits_BNK.argmax(-1) == self.colours(images_BCHW)).float()
+        is_correct_BN = (logits_BNK.argmax(-1) == self.colours(images_BCHW)).float()
         count_B = corrupted_BN.sum(1)
-        numbers = {"loss": losses_BN, "accuracy": right_BN}
-        return {name: (each_BN * corrupted_BN).sum(1) / count_B for name, each_BN in numbers.items()}
+        metrics = {"loss": losses_BN, "accuracy": is_correct_BN}
+        return {name: (values_BN * corrupted_BN).sum(1) / count_B for name, values_BN in metrics.items()}
 
     def predict(self, images_BCHW: Tensor, noise_3BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses (B, N) and logits (B, N, K) of every patch's colour, and which patches were corrupted (B, N)."""
-        order_BN, kind_BN, other_BN = noise_3BN.to(images_BCHW.device)
+        """Return losses (B, N) and logits (B, N, K) of the colour of every patch, and 1 for corrupted patches (B, N).
+
+        The noise (uniform in 0..1) selects the corrupted patches, the type of corruption and the replacing patches.
+        """
+        order_BN, type_BN, source_BN = noise_3BN.to(images_BCHW.device)
         corrupted_BN = order_BN.argsort(1) < round(self.share * self._patches)
 
         def corrupt(x_BND: Tensor) -> Tensor:
-            # Of the corrupted, 80 % become the mask token, 10 % another patch of the image, 10 % stay as they are.
-            others_BND = x_BND.gather(1, other_BN.argsort(1)[..., None].expand_as(x_BND))
-            masked_BN1 = (corrupted_BN & (kind_BN < 0.8))[..., None]
-            swapped_BN1 = (corrupted_BN & (kind_BN >= 0.8) & (kind_BN < 0.9))[..., None]
-            kept_BND = torch.where(swapped_BN1, others_BND, x_BND)
-            return torch.where(masked_BN1, self.mask_token.to(x_BND.dtype), kept_BND)
+            # 80 % of corrupted patches become the mask token, 10 % another patch of the image, and 10 % stay unchanged.
+            others_BND = x_BND.gather(1, source_BN.argsort(1)[..., None].expand_as(x_BND))
+            masked_BN1 = (corrupted_BN & (type_BN < 0.8))[..., None]
+            swapped_BN1 = (corrupted_BN & (type_BN >= 0.8) & (type_BN < 0.9))[..., None]
+            unmasked_BND = torch.where(swapped_BN1, others_BND, x_BND)
+            return torch.where(masked_BN1, self.mask_token.to(x_BND.dtype), unmasked_BND)
 
         logits_BNK = at_least_float32(self.decoder(self.model.encode_patches(images_BCHW, corrupt)))
-        wanted_BN = self.colours(images_BCHW)
-        losses_BN = F.cross_entropy(logits_BNK.flatten(0, 1), wanted_BN.flatten(), reduction="none").view_as(wanted_BN)
-        return losses_BN, logits_BNK, corrupted_BN.float()
+        targets_BN = self.colours(images_BCHW)
+        losses_BN = F.cross_entropy(logits_BNK.flatten(0, 1), targets_BN.flatten(), reduction="none").view_as(
+            targets_BN
+        )
+        return losses_BN.view_as(targets_BN), logits_BNK, corrupted_BN.float()
 
     def colours(self, images_BCHW: Tensor) -> Tensor:
-        """The class of each patch's mean colour: 8 levels for each channel (B, N)."""
+        """Return the class of the mean colour of each patch, with 8 levels per channel (B, N)."""
         config = self.model.config
         mean_C11, std_C11 = (self.get_buffer(name)[:, None, None] for name in ("mean_C", "std_C"))
         levels_BCHW = at_least_float32(images_BCHW) * std_C11 + mean_C11
         means_BNC = patchify(levels_BCHW, config.patch).unflatten(-1, (config.channels, -1)).mean(-1)
         digits_BNC = (means_BNC * COLOUR_LEVELS).long().clamp(0, COLOUR_LEVELS - 1)
-        places_C = COLOUR_LEVELS ** torch.arange(config.channels - 1, -1, -1, device=digits_BNC.device)
-        return (digits_BNC * places_C).sum(-1)
+        factors_C = COLOUR_LEVELS ** torch.arange(config.channels - 1, -1, -1, device=digits_BNC.device)
+        return (digits_BNC * factors_C).sum(-1)
 
     def illustrate(self, images_BCHW: Tensor) -> Illustration:
         hidden_BCHW, filled_BCHW = self.fill_in(images_BCHW)
         return Illustration(
-            "What it fills in",
+            "Reconstruction of masked patches",
             (
                 ("image", images_BCHW),
-                ("half of the patches hidden", hidden_BCHW),
-                ("filled in by the mean colour it predicts", filled_BCHW),
+                ("half of the patches masked", hidden_BCHW),
+                ("filled with the predicted mean colour", filled_BCHW),
             ),
         )
 
     def fill_in(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """The images with the corrupted patches grey; the same with those in the predicted colour."""
+        """Return the images with corrupted patches in grey, and with corrupted patches in the predicted colour."""
         config = self.model.config
-        fixed = torch.Generator().manual_seed(0)
-        noise = torch.rand(3, len(images_BCHW), self._patches, generator=fixed)
-        noise[1] = 0.0  # for eyes, every corrupted patch is hidden
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.rand(3, len(images_BCHW), self._patches, generator=generator)
+        noise[1] = 0.0  # replace every corrupted patch by the mask token
         _, logits_BNK, corrupted_BN = self.predict(images_BCHW, noise)
-        guess_BN = logits_BNK.argmax(-1)
-        digits = [guess_BN // COLOUR_LEVELS**place % COLOUR_LEVELS for place in range(config.channels - 1, -1, -1)]
+        prediction_BN = logits_BNK.argmax(-1)
+        digits = [prediction_BN // COLOUR_LEVELS**power % COLOUR_LEVELS for power in range(config.channels - 1, -1, -1)]
         levels_BNC = (torch.stack(digits, dim=-1) + 0.5) / COLOUR_LEVELS
         mean_C, std_C = self.get_buffer("mean_C"), self.get_buffer("std_C")
         patches_BNF = patchify(images_BCHW, config.patch)

@@ -1,6 +1,6 @@
-"""Multi-label classification: any number of labels an image, by sigmoid cross-entropy.
+"""Multi-label classification: any number of labels per image, by sigmoid cross-entropy.
 
-Labels of a batch are (B, K) here: 1 for each label of an image, 0 for others.
+Labels of a batch are (B, K): 1 for each label of an image, 0 for the other labels.
 """
 
 from collections.abc import Iterable
@@ -22,54 +22,57 @@ from vitrail.training.ranks import Ranks
 
 
 class Multilabel(Classify):
-    """Sigmoid cross-entropy for each label."""
+    """Multi-label classification with sigmoid cross-entropy for each label."""
 
     is_multilabel = True
     watched, watched_name = "map", "mAP"
 
     def _loss(self, logits_BK: Tensor, labels_B: Tensor, smoothing: float) -> Tensor:
-        wanted_BK = labels_B.to(logits_BK.dtype) * (1 - smoothing) + smoothing / 2
-        return F.binary_cross_entropy_with_logits(logits_BK, wanted_BK, reduction="none").sum(1)
+        targets_BK = labels_B.to(logits_BK.dtype) * (1 - smoothing) + smoothing / 2
+        return F.binary_cross_entropy_with_logits(logits_BK, targets_BK, reduction="none").sum(1)
 
     def score(self, images_BCHW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
         logits_BK = at_least_float32(self.model(images_BCHW))
         return {"loss": self._loss(logits_BK, labels_B, 0.0)}
 
     def evaluate(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]], ranks: Ranks) -> dict[str, Any]:
-        """Loss and mean average precision, which is no mean over images."""
-        mine: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        """Return the loss and the mean average precision (mAP), which is not a mean over images."""
+        local_parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for images, labels, weights in batches:
             logits_BK = at_least_float32(self.model(images))
             losses_B = self._loss(logits_BK, labels, 0.0)
-            is_good = weights.numpy() > 0
-            mine.append(tuple(part.detach().cpu().numpy()[is_good] for part in (losses_B, labels, logits_BK)))
-        parts = [part for some in ranks.gather(mine) for part in some]
+            is_readable = weights.numpy() > 0
+            local_parts.append(
+                tuple(tensor.detach().cpu().numpy()[is_readable] for tensor in (losses_B, labels, logits_BK))
+            )
+        parts = [part for rank_parts in ranks.gather(local_parts) for part in rank_parts]
         if not parts:
             return {"loss": 0.0, "map": 0.0, "count": 0}
         losses, labels, logits = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        found = score_labels(logits, labels, self.labels)["map"]
-        return {"loss": float(losses.mean()), "map": found or 0.0, "count": len(losses)}
+        mean_precision = score_labels(logits, labels, self.labels)["map"]
+        return {"loss": float(losses.mean()), "map": mean_precision or 0.0, "count": len(losses)}
 
-    def goodness(self, found: dict[str, Any]) -> float:
-        return found["map"]
+    def goodness(self, metrics: dict[str, Any]) -> float:
+        return metrics["map"]
 
     def decision_rule(self, loader: Loader | None, ranks: Ranks) -> DecisionRule:
-        """Several labels; the threshold of each has the best F1 on the held-out images, or is 0.5 without them."""
-        even = MultiLabel(thresholds=(0.5,) * len(self.labels))
+        """Return the multi-label rule whose thresholds have the best F1 on the held-out images (0.5 without them)."""
+        default_rule = MultiLabel(thresholds=(0.5,) * len(self.labels))
         if loader is None:
-            return even
-        answers = SplitPredictions.join(ranks.gather(predict_split(self.model, loader, torch.sigmoid)))
-        return MultiLabel(thresholds=best_thresholds(answers.probabilities, answers.labels))
+            return default_rule
+        predictions = SplitPredictions.join(ranks.gather(predict_split(self.model, loader, torch.sigmoid)))
+        return MultiLabel(thresholds=best_thresholds(predictions.probabilities, predictions.labels))
 
     def judge(self, loader: Loader, ranks: Ranks) -> Judgement | None:
-        answers = SplitPredictions.join(ranks.gather(predict_split(self.model, loader, torch.sigmoid)))
+        predictions = SplitPredictions.join(ranks.gather(predict_split(self.model, loader, torch.sigmoid)))
         if not ranks.is_first:
             return None
-        scores, name = score_labels(answers.probabilities, answers.labels, self.labels), loader.split.name
-        found = "-" if scores["map"] is None else f"{scores['map']:.1%}"
+        split_name = loader.split.name
+        scores = score_labels(predictions.probabilities, predictions.labels, self.labels)
+        map_text = "-" if scores["map"] is None else f"{scores['map']:.1%}"
         return Labelling(
             scores={"count": scores["count"], "map": scores["map"]},
-            sentence=f"{name} mAP {found} ({scores['count']:,} images, {len(self.labels):,} labels)",
+            sentence=f"{split_name} mAP {map_text} ({scores['count']:,} images, {len(self.labels):,} labels)",
             full=scores,
-            split=name,
+            split=split_name,
         )

@@ -7,7 +7,7 @@ from vitrail.training.recipe import Recipe
 
 
 class AdamW(Optimiser):
-    """torch's fused AdamW, with the recipe's `betas`."""
+    """The fused AdamW of torch, with the `betas` of the recipe."""
 
     def make(self, groups: Groups, recipe: Recipe) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, betas=recipe.betas, fused=True)

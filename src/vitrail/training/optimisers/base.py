@@ -1,4 +1,4 @@
-"""The interface of optimisers, and the optimisers of a run.
+"""The interface of optimisers, and the creation of the optimisers of a run.
 
 A new optimiser is a subclass of `Optimiser` and a line in `training.recipe.OPTIMISERS`, or an entry point
 `optimiser.NAME` of another package.
@@ -15,48 +15,48 @@ from vitrail.models.roles import Role, has_ordered_blocks
 from vitrail.training.recipe import OPTIMISERS, Recipe
 
 Groups = list[dict[str, Any]]
-"""Groups of parameters with their learning rate, decay and `parts`, as torch's optimisers take them."""
+"""Parameter groups of torch, each with its learning rate, weight decay and `parts`."""
 
 
 class Optimiser:
-    """An optimiser that a recipe can name. Its state must consist of tensors, so that a checkpoint can keep it."""
+    """Base class of the optimisers of recipes. Their state must be tensors, so that checkpoints can store it."""
 
     rest: ClassVar[str] = "adamw"
     """Name of the optimiser for the parameters that this one does not take."""
 
     def takes(self, role: Role) -> bool:
-        """Whether it updates a parameter of this role."""
+        """Return whether this optimiser updates parameters with this role."""
         return True
 
     def make(self, groups: Groups, recipe: Recipe) -> torch.optim.Optimizer:
-        """Make torch's optimiser of these parameters."""
+        """Return the torch optimiser of these parameter groups."""
         raise NotImplementedError
 
 
-class Trained(Protocol):
-    """Something with parameters and roles: a model, or an objective that wraps one."""
+class Trainable(Protocol):
+    """Module with parameters and their roles: a model, or an objective that wraps one."""
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
 
     def roles(self) -> dict[str, Role]: ...
 
 
-def make_optimisers(trained: Trained, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """The recipe's optimiser for the parameters that it updates, and another one for the rest.
+def make_optimisers(trainable: Trainable, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Return the optimiser of the recipe for the parameters that it takes, and one for the other parameters.
 
     Each parameter group has `share`, the factor of its learning rate.
     """
-    chosen: Optimiser = OPTIMISERS[recipe.optimiser]()
-    shares = _layer_shares(trained, recipe.layer_decay)
-    roles = trained.roles()
+    main_optimiser: Optimiser = OPTIMISERS[recipe.optimiser]()
+    shares = _layer_shares(trainable, recipe.layer_decay)
+    roles = trainable.roles()
     groups: dict[tuple[bool, bool, float, int], list[Tensor]] = {}
-    for name, parameter in trained.named_parameters():
+    for name, parameter in trainable.named_parameters():
         if parameter.requires_grad:
             role = roles[name]
-            key = (chosen.takes(role), role.decays, shares[name], role.parts)
+            key = (main_optimiser.takes(role), role.decays, shares[name], role.parts)
             groups.setdefault(key, []).append(parameter)
     optimisers: list[torch.optim.Optimizer] = []
-    for is_taken, optimiser in ((True, chosen), (False, OPTIMISERS[chosen.rest]())):
+    for is_main, optimiser in ((True, main_optimiser), (False, OPTIMISERS[main_optimiser.rest]())):
         settings: Groups = [
             {
                 "params": parameters,
@@ -65,17 +65,17 @@ def make_optimisers(trained: Trained, recipe: Recipe) -> list[torch.optim.Optimi
                 "weight_decay": recipe.weight_decay if decays else 0.0,
                 "parts": parts,
             }
-            for (taken, decays, share, parts), parameters in groups.items()
-            if taken == is_taken
+            for (is_taken_by_main, decays, share, parts), parameters in groups.items()
+            if is_taken_by_main == is_main
         ]
         if settings:
             optimisers.append(optimiser.make(settings, recipe))
     return optimisers
 
 
-def _layer_shares(trained: Trained, decay: float) -> dict[str, float]:
-    """Factor of each parameter's learning rate: 1 for the head, multiplied by `decay` for each block below it."""
-    roles = trained.roles()
+def _layer_shares(trainable: Trainable, decay: float) -> dict[str, float]:
+    """Return the factor of the learning rate by parameter: 1 for the head, times `decay` for each block below it."""
+    roles = trainable.roles()
     if decay != 1 and not has_ordered_blocks(roles):
         raise UsageError(f"Layer decay must be 1 for models that are not one sequence of blocks, got {decay:g}.")
     top = max(role.layer for role in roles.values())
@@ -83,7 +83,7 @@ def _layer_shares(trained: Trained, decay: float) -> dict[str, float]:
 
 
 def set_learning_rate(optimisers: list[torch.optim.Optimizer], rate: float) -> None:
-    """Set the learning rate of every group to its share of `rate`."""
+    """Set the learning rate of every parameter group to its share of `rate`."""
     for optimiser in optimisers:
         for group in optimiser.param_groups:
             group["lr"] = rate * group["share"]

@@ -13,7 +13,7 @@ from vitrail.training.optimisers.base import Groups, Optimiser
 from vitrail.training.recipe import Recipe
 
 
-class ForMatrices(Optimiser):
+class MuonOptimiser(Optimiser):
     """Muon for the matrices of the blocks; AdamW updates the other parameters."""
 
     def takes(self, role: Role) -> bool:
@@ -24,10 +24,10 @@ class ForMatrices(Optimiser):
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon: orthogonalised momentum (K. Jordan 2024), scaled to the usual update size of AdamW (arXiv 2502.16982).
+    """Muon: orthogonalised momentum (K. Jordan 2024), scaled to the typical update size of AdamW (arXiv 2502.16982).
 
-    Torch's own Muon works in bfloat16, which CPUs without it emulate 40 times slower; this one uses the dtype of the
-    weights. Queries, keys and values share one matrix but are orthogonalised separately.
+    The Muon of torch computes in bfloat16, which CPUs without hardware support emulate 40 times slower. This class uses
+    the dtype of the weights. Queries, keys and values share one matrix but are orthogonalised separately (`parts`).
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], momentum: float) -> None:
@@ -35,23 +35,23 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # ty: ignore[incompatible-method-override]
-        """One update."""
+        """Update the weights in place."""
         if closure is not None:
-            raise UsageError("Muon must be given no closure.")
+            raise UsageError("Muon must be called without a closure, got one.")
         for group in self.param_groups:
-            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-            # Equal shapes go through the iteration together: many small products cost more than one batch of them.
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            # Matrices of equal shape are orthogonalised in one batch, which is faster than many small products.
             stacks: dict[tuple[int, int], list[Tensor]] = {}
-            for parameter in trained:
+            for parameter in parameters:
                 state = self.state[parameter]
                 if "momentum" not in state:
                     state["momentum"] = torch.zeros_like(parameter)
-                moving = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
-                direction = parameter.grad.lerp(moving, group["momentum"])
+                average = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
+                direction = parameter.grad.lerp(average, group["momentum"])
                 for part in direction.chunk(group["parts"]):
                     stacks.setdefault((part.shape[0], part.shape[1]), []).append(part)
-            updates = {shape: iter(orthogonal(torch.stack(parts))) for shape, parts in stacks.items()}
-            for parameter in trained:
+            updates = {shape: iter(orthogonalise(torch.stack(parts))) for shape, parts in stacks.items()}
+            for parameter in parameters:
                 rows, columns = parameter.shape[0] // group["parts"], parameter.shape[1]
                 update = torch.cat([next(updates[rows, columns]) for _ in range(group["parts"])])
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
@@ -59,14 +59,16 @@ class Muon(torch.optim.Optimizer):
         return
 
 
-def orthogonal(matrices: Tensor, rounds: int = 5) -> Tensor:
-    """Approximately the nearest orthogonal matrices, by a quintic Newton-Schulz iteration: singular values become about
-    1."""
+def orthogonalise(matrices: Tensor, iterations: int = 5) -> Tensor:
+    """Return approximately the nearest orthogonal matrices, by a quintic Newton-Schulz iteration.
+
+    All singular values become about 1.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if is_tall else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(rounds):
+    for _ in range(iterations):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
     return x.mT if is_tall else x

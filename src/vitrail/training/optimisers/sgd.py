@@ -7,7 +7,7 @@ from vitrail.training.recipe import Recipe
 
 
 class SGD(Optimiser):
-    """torch's fused SGD, with the recipe's `momentum`."""
+    """The fused SGD of torch, with the `momentum` of the recipe."""
 
     def make(self, groups: Groups, recipe: Recipe) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, momentum=recipe.momentum, fused=True)
