@@ -157,8 +157,8 @@ WRONG = [
     (["demo", "--output", Path(__file__) / "x"], 2, "Output must be in a folder that can be written"),
     (["demo", "--output", __file__, "--force"], 2, "Output must not exist yet, or must be a run of vitrail"),
     (["demo", "--epochs", "0"], 2, "Epochs must be an integer from 1"),
-    (["demo", "--output", FIXTURE], 2, "Choose another path, or move it away yourself."),
-    (["convert", "fashion", Path(__file__).parent], 2, "Choose another path, or move it away yourself."),
+    (["demo", "--output", FIXTURE], 2, "Choose another path, or move it away."),
+    (["convert", "fashion", Path(__file__).parent], 2, "Choose another path, or move it away."),
     (["demo", "--resume", "--force"], 2, "A run must be resumed or overwritten, got both"),
     (
         [*TRAIN, "--steps", "1", "--resume", "--force"],

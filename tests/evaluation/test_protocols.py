@@ -462,7 +462,7 @@ def test_evaluate_prints_short_tables_and_notes(bundle, digits, tmp_path, capsys
     assert "300 images, 48 features (layer 3, [CLS] token)" in first
     main([*words, "--protocol", "fewshot", "--shots", "1", "--seeds", "2"])
     second = capsys.readouterr().out
-    assert "[CLS] token; remembered)" in second
+    assert "[CLS] token; cached)" in second
     assert "95 % interval (2 draws)" in second
     for entry in tmp_path.iterdir():
         (entry / "features.safetensors").write_bytes(b"")

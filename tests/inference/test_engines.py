@@ -1099,12 +1099,12 @@ def test_bench_measures_every_choice_and_auto_reads_results(built_bundle, call, 
         "size",
         "MB",
         "same",
-        "answers",
+        "predictions",
     ]
     assert table[1].split()[:3] == ["torch", "float32", "10.0"]
     assert "onnx int8: a prediction may depend on the other images of its batch" in table
     assert [choice for choice in rows if rows[choice]["depends_on_batch"]] == [INT8]
-    assert "answers to fashion-40" in table[-2]
+    assert "predictions on fashion-40" in table[-2]
 
 
 def test_wrong_use_of_bench_gives_one_line_error(call, built_bundle, tmp_path):

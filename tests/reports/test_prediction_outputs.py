@@ -224,7 +224,7 @@ def test_predict_writes_what_it_would_print(call, folder, tmp_path):
         done = call("predict", FIXTURE, folder, "--output", tmp_path / f"a.{ending}", "--top-k", "2")
         assert done.returncode == 1
         assert f"1 of {len(lines)} images could not be classified" in done.stderr
-        assert done.stdout.split() == ["answers", str(tmp_path / f"a.{ending}")]
+        assert done.stdout.split() == ["predictions", str(tmp_path / f"a.{ending}")]
     assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == lines
     rows = read_csv(tmp_path / "a.csv")[1:]
     assert len(rows) == len(lines)

@@ -1,39 +1,41 @@
-"""The commands of `vitrail`. Large packages are imported only by the commands that need them."""
+"""Table of the commands of `vitrail`. Large packages are imported only by the commands that need them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from vitrail.api import delivery, faces, insights, listings, output, output_faces, predictions, training_commands
-from vitrail.api.output import Given
+from vitrail.api.output import CliArguments
+from vitrail.api.parameters import Parameter
+from vitrail.core.flags import flag
 
 _JSON = "Print one JSON document instead of a table."
-_LINES = "Print a JSON line for each image instead of a table."
+_JSON_LINES = "Print one line of JSON per image instead of a table."
 
 
 class Command(NamedTuple):
-    """A public function as a command, and what only the command line has of it."""
+    """A public function as a command of the command line."""
 
     function: Callable[..., Any]
-    show: Callable[[Any, Given], None]
-    """Prints the result."""
+    show: Callable[[Any, CliArguments], None]
+    """Print the result."""
     json: str | None = None
-    """Help of the flag --json, if there is one."""
+    """Help of the flag --json; None if the command lacks it."""
     open: str | None = None
-    """Help of the flag --open, if there is one."""
-    receiver: Callable[[Given], Callable[..., Any]] | None = None
-    """Makes the function's `receiver`, which gets each result as soon as it is computed."""
+    """Help of the flag --open; None if the command lacks it."""
+    receiver: Callable[[CliArguments], Callable[..., Any]] | None = None
+    """Return the function's `receiver`, which is called with each result as soon as it is computed."""
 
 
 class Group(NamedTuple):
-    """Commands that belong together, as `vitrail faces enroll` and `vitrail faces identify` do."""
+    """Commands with a common first word, such as `vitrail faces enroll` and `vitrail faces identify`."""
 
     about: str
-    """Text of --help."""
+    """Description for --help."""
     commands: Mapping[str, Command]
 
 
 FACES = Group(
-    "Recognise faces: train and evaluate an embedding, keep a gallery of people, verify and identify them.",
+    "Recognise faces: train an embedding, keep a gallery, identify people.",
     {
         "train": Command(faces.train, output.show_run),
         "evaluate": Command(faces.evaluate, output_faces.show_evaluation, _JSON),
@@ -41,7 +43,7 @@ FACES = Group(
         "remove": Command(faces.remove, output_faces.show_removed, _JSON),
         "verify": Command(faces.verify, output_faces.show_verified, _JSON),
         "identify": Command(
-            faces.identify, output_faces.show_identified, _LINES, receiver=output_faces.receive_identified
+            faces.identify, output_faces.show_identified, _JSON_LINES, receiver=output_faces.receive_identified
         ),
         "calibrate": Command(faces.calibrate, output_faces.show_calibrated, _JSON),
     },
@@ -56,7 +58,7 @@ COMMANDS: dict[str, Command | Group] = {
     "finetune": Command(training_commands.finetune, output.show_run),
     "evaluate": Command(predictions.evaluate, output.show_evaluation, _JSON),
     "runs": Command(training_commands.runs, output.show_runs, _JSON),
-    "predict": Command(predictions.predict, output.show_predictions, _LINES, receiver=output.receive_predictions),
+    "predict": Command(predictions.predict, output.show_predictions, _JSON_LINES, receiver=output.receive_predictions),
     "inspect": Command(insights.inspect, output.show_inspection, "Print the content of inspect.json."),
     "explain": Command(insights.explain, output.show_explain, open="Open the page in a browser."),
     "weights": Command(delivery.weights, output.show_weights, _JSON),
@@ -67,3 +69,18 @@ COMMANDS: dict[str, Command | Group] = {
     "faces": FACES,
     "demo": Command(training_commands.demo, output.show_demo, open="Open the report in a browser."),
 }
+
+
+def parameters_of(command: Command) -> tuple[Parameter, ...]:
+    """Return all parameters of a command's function, also those that only Python has."""
+    return command.function.__dict__["parameters"]
+
+
+def cli_parameters(command: Command | Group) -> Iterator[Parameter]:
+    """Yield the parameters that a command has on the command line; a group of commands has none."""
+    if isinstance(command, Group):
+        return
+    yield from (parameter for parameter in parameters_of(command) if parameter.flag.in_cli)
+    for name, text in (("json", command.json), ("open", command.open)):
+        if text is not None:
+            yield Parameter(name, bool, default=False, is_keyword=True, flag=flag(text))

@@ -1,10 +1,10 @@
-"""Models from other libraries and to other runtimes: convert, export, bench, weights."""
+"""The commands `convert`, `export`, `bench` and `weights`, about models of other libraries and runtimes."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from vitrail.api.flags import BundleOnDisk, Device, as_pair, command, file_flag, resolution_flag
+from vitrail.api.parameters import BundleOnDisk, Device, as_pair, command, file_flag, resolution_flag
 from vitrail.api.results import Report, Rows
 from vitrail.bundles.catalogue import list_published
 from vitrail.bundles.formats.registry import FORMATS, written_formats
@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     from vitrail.data.sources.registry import AnyData
 
 
+_HINTS = "if SRC does not state its model or preprocessing"
+_VERIFICATION = "verification"
+
+
 @command
 def convert(
     source: Annotated[
         str | Path,
         argument(
-            f"A checkpoint ({', '.join(FORMATS)}) or a bundle: a path, hf:owner/repository[@revision] of the"
-            " Hugging Face Hub, the https:// address of a file, or a name of `vitrail weights`.",
+            f"A checkpoint ({', '.join(FORMATS)}) or a bundle: a path, a name of `vitrail weights`, the https://"
+            " address of a file, or hf:owner/repository[@revision] on the Hugging Face Hub.",
             metavar="SRC",
             cli_type=str,
         ),
@@ -34,29 +38,43 @@ def convert(
     *,
     to: Annotated[str, flag(f"Format to write: {', '.join(written_formats())}.", metavar="FORMAT")] = "vitrail",
     model: Annotated[
-        str | None, flag("The model of SRC, if its files do not state it (the number of heads).", metavar="NAME")
+        str | None,
+        flag("Model of SRC, if its files do not state the number of heads.", metavar="NAME", group=_HINTS),
     ] = None,
     resolution: Annotated[
-        int | tuple[int, int] | None, resolution_flag("Its input size, if the grid is not square; with --model.")
+        int | tuple[int, int] | None,
+        resolution_flag("Input size of SRC, if its grid is not square; with --model.", group=_HINTS),
     ] = None,
     preprocess: Annotated[
         Iterable[str],
         flag(
-            "Preprocessing, if SRC does not state it: mean=0.5 std=0.5 resize=squash",
+            "Preprocessing of SRC, such as mean=0.5 std=0.5 resize=squash.",
             metavar="KEY=VALUE",
+            group=_HINTS,
             cli_type=tuple[str, ...],
         ),
     ] = (),
-    labels: Annotated[str | Path | None, file_flag("Class names: a JSON list, or one name per line.")] = None,
+    labels: Annotated[str | Path | None, file_flag("File of class names: a JSON list, or one name per line.")] = None,
     images: Annotated[
         str | Path | None,
-        flag("Images to compare both models on; default: embedded ones.", metavar="DIR", cli_type=str),
+        flag(
+            "Images on which both models are compared; default: embedded images.",
+            metavar="DIR",
+            group=_VERIFICATION,
+            cli_type=str,
+        ),
     ] = None,
-    verify: Annotated[bool, flag("Compare with the library's own model, if it can be imported.")] = True,
-    sha256: Annotated[str | None, flag("Refuse a file of weights that has another SHA-256.", metavar="HEX")] = None,
+    verify: Annotated[
+        bool, flag("Compare with the library's own model, if the library is installed.", group=_VERIFICATION)
+    ] = True,
+    sha256: Annotated[
+        str | None, flag("Expected SHA-256 of the file of weights.", metavar="HEX", group=_VERIFICATION)
+    ] = None,
     force: Annotated[bool, flag("Overwrite DST if vitrail wrote it.")] = False,
 ) -> Report:
-    """Convert weights of other libraries to a bundle, or a bundle to their formats, and verify the result.
+    """Convert weights from and to the formats of other libraries.
+
+    The result is verified: both models must give the same outputs on the same images.
 
     >>> report = vitrail.convert("fashion", "fashion-timm", to="timm", verify=False)
     >>> report["model"], report["proofs"]
@@ -70,7 +88,7 @@ def convert(
     size = None if resolution is None else as_pair(resolution)
     hints = UserHints(model, size, tuple(preprocess), None if labels is None else read_labels(Path(labels)))
     embedded = images is None
-    shown = open_data("fashion-40").splits["test"].images if embedded else find_images([str(images)], stdin=True)
+    test_images = open_data("fashion-40").splits["test"].images if embedded else find_images([str(images)], stdin=True)
     return Report(
         run(
             str(source),
@@ -78,7 +96,7 @@ def convert(
             to,
             hints=hints,
             verifies=verify,
-            images=list(shown),
+            images=list(test_images),
             force=force,
             sha256=sha256,
         )
@@ -92,7 +110,7 @@ def bench(
     data: Annotated[
         "AnyData | None",
         flag(
-            "Images to compare answers on, sorted into classes or not; with classes, also accuracy.",
+            "Images on which predictions are compared. If they have classes, accuracy is measured, too.",
             metavar="DATA",
             cli_type=str,
         ),
@@ -100,14 +118,16 @@ def bench(
     split: Annotated[
         str | None, flag("train, val or test; default: test, otherwise val, otherwise all images.", metavar="S")
     ] = None,
-    threads: Annotated[int | None, flag("Number of computing threads; default: every core.", metavar="N")] = None,
+    threads: Annotated[int | None, flag("Number of computing threads; default: all cores.", metavar="N")] = None,
     device: Device = None,
 ) -> Report:
-    """Measure every engine in every precision on this machine: speed, start, memory, size, answers and accuracy. What
-    it finds is kept; --engine auto and --precision auto read it.
+    """Measure the speed of every engine and precision on this machine.
 
-        >>> found = vitrail.bench("fashion", threads=1)
-        >>> fastest = max(found["ways"], key=lambda row: row["images_per_second"])
+    Start-up time, memory, size, predictions and accuracy are measured, too. The results are stored for --engine auto
+    and --precision auto.
+
+        >>> report = vitrail.bench("fashion", threads=1)
+        >>> fastest = max(report["ways"], key=lambda row: row["images_per_second"])
         >>> fastest["engine"] in ("torch", "onnx", "openvino"), fastest["same"] <= fastest["images"]
         (True, True)
     """
@@ -116,41 +136,47 @@ def bench(
     return Report(run(str(bundle), data, split=split, threads=threads, device=device or "auto"))
 
 
+_MERGING = "token merging"
+
+
 @command
 def export(
     bundle: BundleOnDisk,
     output: Annotated[str | Path, argument("Folder to write.", metavar="OUT", cli_type=Path)],
     *,
-    to: Annotated[str, flag(f"What to write: {', '.join(TARGETS)}.", metavar="TARGET")],
+    to: Annotated[str, flag(f"Target runtime: {', '.join(TARGETS)}.", metavar="TARGET")],
     precision: Annotated[
-        str, flag(f"Precision: {', '.join(PRECISIONS)}, where the target has it.", metavar="P")
+        str, flag(f"Precision: {', '.join(PRECISIONS)} (if the target supports it).", metavar="P")
     ] = "float32",
-    batch: Annotated[
-        int | str, flag("Number of images that the model takes at a time.", metavar="N|any", cli_type=str)
-    ] = "any",
+    batch: Annotated[int | str, flag("Batch size of the exported model.", metavar="N|any", cli_type=str)] = "any",
     merge: Annotated[
         int | str | None,
         flag(
-            "Merge so many tokens in front of each layer (ViT); auto searches, on --data.",
+            "Merge R tokens before each layer (ViT only); auto searches for the largest R, with --data.",
             metavar="R|auto",
+            group=_MERGING,
             cli_type=str,
         ),
     ] = None,
     data: Annotated[
         "AnyData | None",
         flag(
-            "With --merge: images whose answers are compared, sorted or not; labels are not used.",
+            "With --merge: images on which predictions are compared; labels are not used.",
             metavar="DATA",
+            group=_MERGING,
             cli_type=str,
         ),
     ] = None,
     tolerance: Annotated[
-        float, flag("With --merge auto: largest share of answers that may change.", metavar="T")
+        float,
+        flag("With --merge auto: the largest share of predictions that may change.", metavar="T", group=_MERGING),
     ] = 0.02,
     force: Annotated[bool, flag("Overwrite OUT if vitrail wrote it.")] = False,
 ) -> Report:
-    """Write a model in the format of another runtime, with labels, preprocessing, the proof that it answers as torch
-    does, and a README whose program runs it without vitrail.
+    """Export a model to another runtime and verify it against torch.
+
+    The output folder has the model, labels, preprocessing, the result of the verification, and a README with a program
+    that runs the model without vitrail.
 
         >>> proof = vitrail.export("fashion", "exported", to="torch")
         >>> sorted(proof["files"]), proof["same_answers"] == proof["pictures"]
@@ -160,27 +186,32 @@ def export(
     from vitrail.inference.targets.base import export as run
 
     path, folder = str(bundle), Path(output)
-    how: dict[str, Any] = {"precision": precision, "batch": str(batch), "force": force}
-    check_export(path, folder, to, **how)
+    settings: dict[str, Any] = {"precision": precision, "batch": str(batch), "force": force}
+    check_export(path, folder, to, **settings)
     Bounds(0, 1).check("tolerance", tolerance)
     if merge is None:
         if data is not None:
             raise UsageError(f"Data must be given with --merge, got {data!r} without it.")
-        return Report(run(path, folder, to, **how))
+        return Report(run(path, folder, to, **settings))
     from vitrail.evaluation.merge_search import merged_bundle
 
     with merged_bundle(path, str(merge), data, tolerance) as (merged, about):
-        return Report(run(merged, folder, to, **how, about={"merging": about}))
+        return Report(run(merged, folder, to, **settings, about={"merging": about}))
 
 
 @command
 def weights(
     pattern: Annotated[
         str,
-        argument("Only names, models or repositories like this one: vit-b16, dino, '*in21k'.", metavar="[PATTERN]"),
+        argument(
+            "Show only checkpoints whose name, model or repository matches: vit-b16, dino, '*in21k'.",
+            metavar="[PATTERN]",
+        ),
     ] = "*",
 ) -> Rows:
-    """List public checkpoints that `vitrail convert NAME DST` fetches and reads. Nothing is fetched here.
+    """List public checkpoints that `vitrail convert` can fetch by name.
+
+    This command does not use the network.
 
     >>> [published.name for published in vitrail.weights("deit")]
     ['deit-ti16.in1k', 'deit-s16.in1k', 'deit-b16.in1k', 'deit-b16.in1k-384']

@@ -1,6 +1,6 @@
-"""`vitrail demo`: training and prediction on embedded data, in about a minute on two cores.
+"""The command `demo`: train and predict on embedded data, in about a minute on two cores.
 
-A small ViT is trained on digits; then the embedded model classifies test images of Fashion-MNIST.
+A small ViT is trained on digits. Then the embedded bundle classifies test images of Fashion-MNIST.
 """
 
 import sys
@@ -27,16 +27,13 @@ from vitrail.training.recipe import change_recipe, find_recipe
 from vitrail.training.run import Result, train
 
 MODEL = "ViT-Pico/2"
-# Digits are small and few: shifts of one pixel, smaller batches, longer steps, nothing held out but the test digits.
+# Digits are small and few: smaller batches, a higher learning rate, shifts of one pixel, no held-out images.
 CHANGES = ("batch=64", "learning_rate=0.02", "holdout=0", "augment.padding=1", "augment.flip=none")
-
-
 QUESTIONS, FAMILIES = ("data", "position", "neighbourhood"), ("vit", "resnet", "mlp")
 
 
 def run(output: Path, *, epochs: int, seed: int, resumes: bool, force: bool, lab: bool) -> Result:
-    """Train on digits, show predictions and attention; then the same with the embedded model on clothes; then a short
-    bias lab on digits."""
+    """Train on digits; show predictions and attention on digits and clothes; run a short bias lab on digits."""
     check_integer("epochs", epochs, low=1, high=10_000)
     recipe = change_recipe(find_recipe("small"), CHANGES).with_length(epochs=epochs, steps=None, minutes=None)
     options = Options(seed=seed)
@@ -52,14 +49,14 @@ def run(output: Path, *, epochs: int, seed: int, resumes: bool, force: bool, lab
         observers=(RunReport,),
     )
     print_run(result.sentence, output)
-    _print("\n1. The model that was just trained, on held-out digits")
-    _show(result.bundle, open_data("digits").splits["test"], output / "attention.png")
-    _print("\n2. The embedded model, on 40 images of clothes that it has never seen")
+    _print("\n1. The new model on held-out digits")
+    _print_predictions(result.bundle, open_data("digits").splits["test"], output / "attention.png")
+    _print("\n2. The embedded bundle on 40 images of clothes that it was not trained on")
     clothes = open_data("fashion-40")
-    _show(load("fashion"), clothes.splits["test"], output / "fashion-attention.png")
+    _print_predictions(load("fashion"), clothes.splits["test"], output / "fashion-attention.png")
     _write_images(clothes, output / "images")
     if lab:
-        _compare(output / "lab")
+        _run_lab(output / "lab")
     _print(
         f"\nNext:\n  open {output / 'report.html'}\n  vitrail predict fashion {output / 'images'}\n"
         f"  vitrail evaluate {output / 'bundle'} digits\n  vitrail train YOUR_FOLDER --model ViT-Nano/7 --output run"
@@ -67,13 +64,11 @@ def run(output: Path, *, epochs: int, seed: int, resumes: bool, force: bool, lab
     return result
 
 
-def _compare(output: Path) -> None:
-    """A minute of the bias lab, where its extra is installed."""
-    _print(
-        "\n3. The bias lab: how much data do ViT, a CNN and an MLP need, and what do positions and neighbours matter?"
-    )
+def _run_lab(output: Path) -> None:
+    """Run the bias lab for a minute and print its verdicts; print a note if its extra is not installed."""
+    _print("\n3. The bias lab: how much data do ViT, CNN and MLP need, and do positions and neighbours matter?")
     try:
-        found = compare(
+        report = compare(
             "digits",
             output,
             questions=QUESTIONS,
@@ -86,29 +81,31 @@ def _compare(output: Path) -> None:
     except MissingError as error:
         _print(f"left out: {error}")
         return
-    for claim in found["claims"]:
+    for claim in report["claims"]:
         _print(f"{claim['id']:>5}  {claim['verdict']:12}  {claim['claim']}")
     _print(f"report: {output / 'index.html'}")
     _print(f"more:   vitrail compare digits --output {output} --budget 5m")
 
 
-def _show(bundle: Bundle, split: Split, figure: Path) -> None:
-    """Show some predictions, up to ten mistakes, and a figure of the class token's attention."""
-    answers = [answer[0] for answer in Classifier(bundle).predict(split.images, top_k=1)]
+def _print_predictions(bundle: Bundle, split: Split, figure: Path) -> None:
+    """Print correct predictions and up to ten mistakes, and write a figure of the [CLS] token's attention."""
+    predictions = [classes[0] for classes in Classifier(bundle).predict(split.images, top_k=1)]
     labels = bundle.labels or ()
     truth = [labels[label] for label in split.labels]
-    right = np.array([answer["label"] == label for answer, label in zip(answers, truth, strict=True)])
-    _render_attention(bundle, split, right, figure)
-    wide = max(map(len, ("image", *labels)))
-    _print(f"{right.sum()} of {len(right)} right\n{'image':>{wide}}  {'answer':>{wide}}  score")
-    for index in [*np.flatnonzero(right)[:: max(int(right.sum()) // 6, 1)][:6], *np.flatnonzero(~right)[:10]]:
-        mark = "" if right[index] else "   <- wrong"
-        _print(f"{truth[index]:>{wide}}  {answers[index]['label']:>{wide}}  {answers[index]['score']:.3f}{mark}")
-    _print(f"where it looks: {figure}")
+    is_correct = np.array([best["label"] == label for best, label in zip(predictions, truth, strict=True)])
+    _write_attention_figure(bundle, split, is_correct, figure)
+    width = max(map(len, ("prediction", *labels)))
+    correct, mistakes = np.flatnonzero(is_correct), np.flatnonzero(~is_correct)
+    _print(f"{len(correct)} of {len(is_correct)} correct\n{'image':>{width}}  {'prediction':>{width}}  score")
+    for index in [*correct[:: max(len(correct) // 6, 1)][:6], *mistakes[:10]]:
+        mark = "" if is_correct[index] else "   <- wrong"
+        best = predictions[index]
+        _print(f"{truth[index]:>{width}}  {best['label']:>{width}}  {best['score']:.3f}{mark}")
+    _print(f"attention of [CLS]: {figure}")
 
 
 def _write_images(dataset: Dataset, folder: Path) -> None:
-    """Write images as files, named by their class, to try other commands on."""
+    """Write the test images as files named by their class, as input for other commands."""
     split = dataset.splits["test"]
     try:
         folder.mkdir(exist_ok=True)
@@ -119,17 +116,19 @@ def _write_images(dataset: Dataset, folder: Path) -> None:
         raise VitrailError(f"Writing {str(folder)!r} failed ({error.strerror}).") from None
 
 
-def _render_attention(bundle: Bundle, held_out: Split, right: np.ndarray, path: Path) -> None:
-    """Attention of the class token, for a correctly classified image if there is one."""
-    shown = int(np.flatnonzero(right)[len(np.flatnonzero(right)) // 3]) if right.any() else 0
-    pixels = held_out.images[shown]
+def _write_attention_figure(bundle: Bundle, held_out: Split, is_correct: np.ndarray, path: Path) -> None:
+    """Write a figure of the [CLS] token's attention for an image, a correctly classified one if possible."""
+    correct = np.flatnonzero(is_correct)
+    index = int(correct[len(correct) // 3]) if len(correct) else 0
+    pixels = held_out.images[index]
     preprocess: Preprocess = bundle.preprocess
-    seen = look(bundle.model, preprocess([pixels]))
-    label = (bundle.labels or ())[held_out.labels[shown]]
-    score = float(seen.logits.softmax(-1).max())
+    activations = look(bundle.model, preprocess([pixels]))
+    label = (bundle.labels or ())[held_out.labels[index]]
+    score = float(activations.logits.softmax(-1).max())
     c = bundle.model.config
     maps = {
-        layer: weights[0, :, 0, c.prefix :].numpy().reshape(-1, *c.grid) for layer, weights in seen.attention.items()
+        layer: weights[0, :, 0, c.prefix :].numpy().reshape(-1, *c.grid)
+        for layer, weights in activations.attention.items()
     }
     title = f"Where does [CLS] look? {label}, score {score:.2f}"
     figure = attention_figure(preprocess.crop(pixels), maps, c.tokens, title)

@@ -1,10 +1,10 @@
-"""`vitrail.faces`: train, evaluate, enroll, remove, verify, identify, calibrate."""
+"""The commands of `vitrail faces`: train, evaluate, enroll, remove, verify, identify and calibrate."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
-from vitrail.api.flags import (
+from vitrail.api.parameters import (
     BundleOnDisk,
     DataOnDisk,
     Device,
@@ -30,25 +30,28 @@ if TYPE_CHECKING:
     from vitrail.bundles.bundle import Bundle
     from vitrail.training.run import Result
 
-GalleryPath = Annotated[str | Path, argument("A file that `faces enroll` made.", metavar="GALLERY", cli_type=Path)]
+GalleryPath = Annotated[
+    str | Path, argument("Gallery file written by `faces enroll`.", metavar="GALLERY", cli_type=Path)
+]
 Split = Annotated[
-    str | None, flag("train, val or test; default: test, otherwise val, otherwise all images.", metavar="S")
+    str | None,
+    flag("Split of DATA: train, val or test; default: test, otherwise val, otherwise all images.", metavar="S"),
 ]
 Without = Annotated[
     str | Path | None,
-    file_flag("Leave out these people, a name a line: those trained on, as for train --people."),
+    file_flag("File of names of people to leave out, one per line, such as RUN/people.txt of `faces train`."),
 ]
 Landmarks = Annotated[
     str | Path | None,
     file_flag(
-        "Align faces by their five points (.csv or .json), as in training; files are named below DATA, or below"
-        " the folder of FILE."
+        "Five points of each face (.csv or .json) to align faces by, as in training. Paths in FILE are relative to"
+        " DATA, or else to the folder of FILE."
     ),
 ]
 Images = Annotated[
     str | Path | Iterable[str | Path],
     argument(
-        "Images of faces, folders of them, or quoted patterns such as 'photos/*.jpg'.",
+        "Images of faces, folders of images, or quoted patterns such as 'photos/*.jpg'.",
         metavar="IMAGES",
         cli_type=tuple[str, ...],
     ),
@@ -59,31 +62,34 @@ Images = Annotated[
 def train(
     data: DataOnDisk,
     *,
-    model: Annotated[str | None, flag("A new model: FaceViT-Ti or another name.", metavar="NAME")] = None,
+    model: Annotated[str | None, flag("Name of a new model, such as FaceViT-Ti.", metavar="NAME")] = None,
     source: Annotated[
         "str | Path | Bundle | None",
-        flag("Begin with this bundle instead.", metavar="BUNDLE", cli_name="from", cli_type=str),
+        flag("Start from this bundle instead of a new model.", metavar="BUNDLE", cli_name="from", cli_type=str),
     ] = None,
     people: Annotated[
         str | Path | None,
-        file_flag("Who is trained on, a name a line; all others are the test. Default: drawn by the seed."),
+        file_flag(
+            "File of names of the people to train on, one per line; all others are the test set. Default: random."
+        ),
     ] = None,
-    test: Annotated[float, flag("Share of the people that are drawn for the test.", metavar="X")] = 0.2,
+    test: Annotated[float, flag("Share of the people in the random test set.", metavar="X")] = 0.2,
     landmarks: Annotated[
         str | Path | None,
-        file_flag("Five points of each face (.csv or .json), by which faces are aligned to 112 px."),
+        file_flag("Five points of each face (.csv or .json), to align faces to 112 px."),
     ] = None,
-    resolution: Annotated[int | None, flag("Input size; default: that of the model.", metavar="R")] = None,
+    resolution: Annotated[int | None, flag("Input size; default: as in the model.", metavar="R")] = None,
     recipe: Annotated[
         str | Path | Recipe,
         flag("A recipe of the package, or a .toml file.", metavar="R", cli_type=str, python="Or a `Recipe`."),
     ] = "faces",
     **options: Unpack[RunKeywords],
 ) -> "Result":
-    """Train an embedding of faces. It may be killed at any time: --resume auto continues.
+    """Train an embedding of faces.
 
-    DATA has one folder a person. People are split, not images: nobody who is trained on is in the test, and the share
-    `holdout` of those trained on is held out, by whom training is judged meanwhile.
+    DATA has one folder per person. The split is by people: nobody in the training set is in the test set. The share
+    `holdout` of the people in the training set is held out to measure progress during training. Safe to interrupt:
+    --resume auto continues.
 
         >>> result = vitrail.faces.train("people", model="ViT-Pico/2", steps=2, batch=8, output="run")
         >>> result.bundle.model.config.embedding, (result.folder / "people.txt").exists()
@@ -122,23 +128,25 @@ def evaluate(
     data: DataOnDisk,
     *,
     pairs: Annotated[
-        str | Path | None, file_flag("Only the pairs of this file, in the format of LFW; default: all pairs.")
+        str | Path | None, file_flag("File of pairs to use, in the format of LFW; default: all pairs.")
     ] = None,
-    groups: Annotated[str | Path | None, file_flag("A .csv of person,group: error rates of each group, too.")] = None,
+    groups: Annotated[
+        str | Path | None, file_flag("A .csv file of person,group: also measure the error rates of each group.")
+    ] = None,
     without: Without = None,
     landmarks: Landmarks = None,
     split: Split = None,
-    seed: Annotated[int, flag("Seed of folds, of unknown people and of the intervals.", metavar="S")] = 0,
+    seed: Annotated[int, flag("Random seed of folds, unknown people and intervals.", metavar="S")] = 0,
     output: Annotated[str | Path | None, folder_flag("Also write a report page to this folder.")] = None,
-    show_images: Annotated[bool, flag("Show the images of the worst pairs on the page.")] = False,
+    show_images: Annotated[bool, flag("Show the images of the worst pairs on the report page.")] = False,
     force: Annotated[bool, flag("Overwrite DIR if vitrail wrote it.")] = False,
     device: Device = None,
     command: RecordedCommand = "",
 ) -> Report:
-    """Measure how well a bundle tells people apart: verification, identification, open set; with intervals.
+    """Measure how well a bundle tells people apart.
 
-    The classes of DATA are people, best in a folder for each person; they should be people that the bundle was not
-    trained on.
+    Prints the error rates of verification, identification and open-set identification, with 95 % intervals. The classes
+    of DATA are people, who should not be in the bundle's training set.
 
         >>> report = vitrail.faces.evaluate("fashion", "people")
         >>> report["people"], 0 <= report["eer"] <= 1
@@ -146,37 +154,38 @@ def evaluate(
     """
     check_integer("seed", seed, low=0, high=2**63 - 1)
     if show_images and output is None:
-        raise UsageError("--show-images must come with --output DIR: images are shown on the report page alone.")
+        raise UsageError("--show-images must come with --output DIR: only the report page shows images.")
     if output is not None:
         check_output(Path(output), force=force)
     check_folder(bundle)
-    from vitrail.faces.recognition import evaluate as judge
+    from vitrail.faces.recognition import evaluate as run
 
-    _say_training(bundle, landmarks, data, without)
+    _say_training_notes(bundle, landmarks, data, without)
     paths = {"pairs": pairs, "groups": groups, "without": without, "landmarks": landmarks}
-    found = judge(str(bundle), str(data), split=split, seed=seed, device=device, **_as_paths(paths))
+    evaluation = run(str(bundle), str(data), split=split, seed=seed, device=device, **_as_paths(paths))
     if output is not None:
         from vitrail.faces.evaluation_page import write_page
 
-        write_page(found, Path(output), shows_images=show_images, command=command, force=force)
-    return Report(found.report)
+        write_page(evaluation, Path(output), shows_images=show_images, command=command, force=force)
+    return Report(evaluation.report)
 
 
 @command
 def enroll(
     bundle: BundleOnDisk,
     gallery: Annotated[
-        str | Path, argument("File to add to; it is made if it does not exist.", metavar="GALLERY", cli_type=Path)
+        str | Path, argument("Gallery file; it is created if it does not exist.", metavar="GALLERY", cli_type=Path)
     ],
-    name: Annotated[str, argument("Who the images show.", metavar="NAME")],
+    name: Annotated[str, argument("Name of the person in the images.", metavar="NAME")],
     images: Images,
     *,
     landmarks: Landmarks = None,
     device: Device = None,
 ) -> Report:
-    """Add a person, or more images of one, to a gallery. No image is kept: only embeddings and hashes.
+    """Add images of a person to a gallery.
 
-    Have the person's consent. All images are added, or none.
+    Ask for the person's consent. The gallery stores embeddings and hashes, not the images. If an image cannot be read,
+    none is added.
 
         >>> vitrail.faces.enroll("fashion", "people.gallery", "Ann", "people/Ann")["images"]
         3
@@ -184,22 +193,27 @@ def enroll(
     if not isinstance(name, str):
         raise UsageError(f"Name must be a text, got {name!r}.")
     if is_file(name):
-        raise UsageError(f"NAME must be who the images show, got the file {name!r}. Say BUNDLE GALLERY NAME IMAGES.")
-    files = find_images(_as_words(images))
+        raise UsageError(
+            f"NAME must be the name of a person, got the file {name!r}. The arguments are BUNDLE GALLERY NAME IMAGES."
+        )
+    files = find_images(_as_strings(images))
     check_folder(bundle)
     from vitrail.faces.recognition import enroll as run
 
-    _say_training(bundle, landmarks)
+    _say_training_notes(bundle, landmarks)
     paths = _as_paths({"landmarks": landmarks})
     return Report(run(str(bundle), Path(gallery), name, files, **paths, device=device))
 
 
 @command
-def remove(gallery: GalleryPath, name: Annotated[str, argument("Who to remove.", metavar="NAME")]) -> Report:
-    """Remove a person and every trace of their data from a gallery and its journal.
+def remove(
+    gallery: GalleryPath, name: Annotated[str, argument("Name of the person to remove.", metavar="NAME")]
+) -> Report:
+    """Remove a person and all their data from a gallery.
 
-    If another program reads the gallery for more than five seconds, or the disk has no room for a second copy of it,
-    the exit code is 1 and traces remain: give the same command again when that has ended.
+    The data is also erased from the journal of the gallery. If another program reads the gallery for more than five
+    seconds, or the disk has no space for a second copy of it, the exit code is 1 and traces may remain: run the command
+    again.
 
         >>> enrolled = vitrail.faces.enroll("fashion", "people.gallery", "Ann", "people/Ann")
         >>> vitrail.faces.remove("people.gallery", "Ann")["people"]
@@ -217,25 +231,27 @@ def remove(gallery: GalleryPath, name: Annotated[str, argument("Who to remove.",
 def verify(
     bundle: BundleOnDisk,
     one: Annotated[str | Path, argument("An image of a face.", metavar="A", cli_type=str)],
-    other: Annotated[str | Path, argument("Another one.", metavar="B", cli_type=str)],
+    other: Annotated[str | Path, argument("Another image of a face.", metavar="B", cli_type=str)],
     *,
     gallery: Annotated[
         str | Path | None,
-        flag("Take the threshold from this gallery, as `calibrate` has set it.", metavar="GALLERY", cli_type=Path),
+        flag("Use the threshold of this gallery, set by `faces calibrate`.", metavar="GALLERY", cli_type=Path),
     ] = None,
     landmarks: Landmarks = None,
     device: Device = None,
 ) -> Report:
-    """Do two images show the same person? Without a calibrated threshold, a score is all that is printed.
+    """Decide whether two images show the same person.
 
-    >>> found = vitrail.faces.verify("fashion", "people/Ann/0.png", "people/Ben/0.png")
-    >>> -1 <= found["score"] <= 1, found["same"]
+    Without a calibrated threshold, only a score is printed.
+
+    >>> report = vitrail.faces.verify("fashion", "people/Ann/0.png", "people/Ben/0.png")
+    >>> -1 <= report["score"] <= 1, report["same"]
     (True, None)
     """
     check_folder(bundle)
     from vitrail.faces.recognition import verify as run
 
-    _say_training(bundle, landmarks)
+    _say_training_notes(bundle, landmarks)
     paths = _as_paths({"gallery": gallery, "landmarks": landmarks})
     return Report(run(str(bundle), str(one), str(other), **paths, device=device))
 
@@ -246,20 +262,22 @@ def identify(
     gallery: GalleryPath,
     images: Images,
     *,
-    top_k: Annotated[int, flag("How many people to show for each image.", metavar="K")] = 3,
+    top_k: Annotated[int, flag("Number of people to show for each image.", metavar="K")] = 3,
     landmarks: Landmarks = None,
     device: Device = None,
     receiver: Annotated[
         Callable[[list[str]], Callable[[dict[str, Any]], object]] | None,
         python_only(
-            "For a stream of results: called with the names of all images; what it returns is called with each row as"
-            " soon as it is known. The result then has only the images that could not be read."
+            "Function for a stream of results. It is called with the names of all images, and returns a function that"
+            " is called with each row as soon as it is computed. The result then has only the images that could not be"
+            " read."
         ),
     ] = None,
 ) -> Rows:
-    """Who is it? The most alike people of a gallery or, below its calibrated threshold, "unknown".
+    """Identify the people in images by a gallery.
 
-    Without a threshold, scores are all that is printed.
+    Prints the most similar people, or "unknown" below the calibrated threshold. Without a threshold, only scores are
+    printed.
 
         >>> enrolled = vitrail.faces.enroll("fashion", "people.gallery", "Ann", "people/Ann")
         >>> (row,) = vitrail.faces.identify("fashion", "people.gallery", "people/Ben/0.png")
@@ -267,14 +285,14 @@ def identify(
         ('Ann', None)
     """
     check_integer("top_k", top_k, low=1, high=1_000_000)
-    files = find_images(_as_words(images))
+    files = find_images(_as_strings(images))
     check_folder(bundle)
     from vitrail.faces.recognition import identify as run
 
     rows = Rows()
     rows.total = len(files)
     receive = rows.append if receiver is None else receiver(files)
-    _say_training(bundle, landmarks)
+    _say_training_notes(bundle, landmarks)
     for row in run(
         str(bundle), Path(gallery), files, top_k=top_k, **_as_paths({"landmarks": landmarks}), device=device
     ):
@@ -290,23 +308,23 @@ def calibrate(
     gallery: GalleryPath,
     data: DataOnDisk,
     *,
-    far: Annotated[float, flag("The rate of false accepts that you can bear, such as 0.01.", metavar="F")],
-    task: Annotated[Literal["both", "verify", "identify"], flag("Which threshold to set.")] = "both",
+    far: Annotated[float, flag("Acceptable rate of false accepts, such as 0.01.", metavar="F")],
+    task: Annotated[Literal["both", "verify", "identify"], flag("Task whose threshold is set.")] = "both",
     without: Without = None,
     landmarks: Landmarks = None,
     split: Split = None,
     device: Device = None,
 ) -> Report:
-    """Set the thresholds of a gallery for a rate of false accepts, on images of people who are not enrolled.
+    """Set the thresholds of a gallery for a rate of false accepts.
 
-    For verify, F is the share of pairs of different people that are taken for one person; for identify, the share of
-    strangers' images that get a name in this gallery, however many people it has. An F that DATA is too small to
-    measure is refused.
+    DATA has images of people who are not enrolled. For verify, F is the share of pairs of different people that are
+    accepted as the same person. For identify, F is the share of images of unknown people that are accepted as a person
+    in this gallery. It is an error if DATA is too small to measure F.
 
         >>> enrolled = vitrail.faces.enroll("fashion", "me.gallery", "Me", "people/Ann/0.png")
-        >>> found = vitrail.faces.calibrate("fashion", "me.gallery", "strangers", far=0.5, task="verify")
+        >>> report = vitrail.faces.calibrate("fashion", "me.gallery", "strangers", far=0.5, task="verify")
         >>> same = vitrail.faces.verify("fashion", "people/Ben/0.png", "people/Ben/0.png", gallery="me.gallery")
-        >>> found["verify"]["far"], same["same"]
+        >>> report["verify"]["far"], same["same"]
         (0.5, True)
     """
     check_folder(bundle)
@@ -314,12 +332,12 @@ def calibrate(
     from vitrail.faces.recognition import calibrate as run
 
     tasks = TASKS if task == "both" else (task,)
-    _say_training(bundle, landmarks, data, without)
+    _say_training_notes(bundle, landmarks, data, without)
     paths = _as_paths({"without": without, "landmarks": landmarks})
     return Report(run(str(bundle), Path(gallery), str(data), far, tasks=tasks, device=device, split=split, **paths))
 
 
-def _as_words(images: str | Path | Iterable[str | Path]) -> list[str]:
+def _as_strings(images: str | Path | Iterable[str | Path]) -> list[str]:
     return [str(image) for image in ([images] if isinstance(images, str | Path) else images)]
 
 
@@ -327,10 +345,10 @@ def _as_paths(paths: dict[str, str | Path | None]) -> dict[str, Any]:
     return {name: None if path is None else Path(path) for name, path in paths.items()}
 
 
-def _say_training(
+def _say_training_notes(
     bundle: str | Path, landmarks: str | Path | None, data: str | Path = "", without: str | Path | None = None
 ) -> None:
-    """Say so if faces are not prepared as those that the bundle was trained on, or if they may be the same people."""
+    """Print a note if faces are not aligned as in the bundle's training, or if DATA may be its training set."""
     from vitrail.bundles.metadata import read_bundle_info
     from vitrail.faces.align import BY_LANDMARKS, UNALIGNED
 
@@ -339,12 +357,12 @@ def _say_training(
     if not isinstance(faces, dict):
         return
     if landmarks is None and faces.get("alignment") == BY_LANDMARKS:
-        say("note: this bundle was trained on faces aligned by landmarks; without --landmarks, they look different")
+        say("note: this bundle was trained on faces aligned by landmarks; use --landmarks here, too")
     if landmarks is not None and faces.get("alignment") == UNALIGNED:
-        say("note: this bundle was trained on faces that were not aligned; with --landmarks, they look different")
+        say("note: this bundle was trained on faces that were not aligned; do not use --landmarks")
     trained_on = str(provenance.get("data")).rpartition(":")[0]
     if data and without is None and Path(trained_on).name == Path(data).name:
         say(
-            f"note: this bundle was trained on people of {trained_on!r}, whom it tells apart better than strangers:"
-            " leave them out by --without RUN/people.txt"
+            f"note: this bundle was trained on people of {trained_on!r}, whom it tells apart better than others;"
+            " leave them out with --without RUN/people.txt"
         )

@@ -1,5 +1,4 @@
-"""How the command line prints results: as a table, or with --json as a document. Each function shows the result of one
-command; `Given` has the words that it was given."""
+"""Print the results of commands: as a table, or as JSON with --json. Each `show_...` function is for one command."""
 
 import os
 import sys
@@ -29,25 +28,26 @@ if TYPE_CHECKING:
     from vitrail.training.run import Result
 
 
-class Given(NamedTuple):
-    """What the command line stated."""
+class CliArguments(NamedTuple):
+    """Arguments on the command line, which decide how a result is printed."""
 
     values: Mapping[str, Any]
-    """Of each parameter that was given."""
+    """Values of the command's parameters that differ from their defaults."""
     json: bool = False
     open: bool = False
 
 
 def say_notes(notes: Sequence[str]) -> None:
+    """Print notes to stderr."""
     for note in notes:
         say(f"note: {note}")
 
 
-def _print_page(folder: Path | str) -> None:
+def _print_page_path(folder: Path | str) -> None:
     print_table(None, [["page", str(Path(folder) / "index.html")]])
 
 
-def _print_report(folder: Path | str) -> None:
+def _print_report_path(folder: Path | str) -> None:
     sys.stdout.write(f"report  {escape_unprintable(str(Path(folder) / 'index.html'))}\n")
 
 
@@ -57,172 +57,174 @@ def _open_in_browser(page: Path) -> None:
     webbrowser.open(page.absolute().as_uri())
 
 
-def show_models(rows: Rows, given: Given) -> None:
-    """Models with their parameters, multiply-accumulates and shapes."""
-    if given.json:
+def show_models(rows: Rows, arguments: CliArguments) -> None:
+    """Print models with their parameters, multiply-accumulates and shapes."""
+    if arguments.json:
         return print_json(rows.to_json())
     headers = ("name", "family", "parameters", "MACs", "tokens", "resolution", "patch", "width", "depth", "heads")
     keys = [header.lower() for header in headers]
-    shape = ("heads", "patch", "width", "depth", "resolution", "tokens", "MACs", "family")
-    return print_table(headers, [[format_cell(row[key]) for key in keys] for row in rows], droppable=shape)
+    droppable = ("heads", "patch", "width", "depth", "resolution", "tokens", "MACs", "family")
+    return print_table(headers, [[format_cell(row[key]) for key in keys] for row in rows], droppable=droppable)
 
 
-def show_info(row: Report, given: Given) -> None:
-    """The size and cost of a model."""
+def show_info(row: Report, arguments: CliArguments) -> None:
+    """Print the size and cost of a model."""
     from vitrail.models.zoo import alias_notes
 
-    say_notes(alias_notes(given.values["model"]))
-    if given.json:
+    say_notes(alias_notes(arguments.values["model"]))
+    if arguments.json:
         return print_json(row.to_json())
     return print_table(None, [[key, format_cell(value)] for key, value in row.items()])
 
 
-def show_recipes(found: Report | Rows, given: Given) -> None:
-    """Recipes, or the settings of one."""
-    if given.json:
-        return print_json(found.to_json())
-    if isinstance(found, Rows):
-        return print_table(None, [[row["name"], row["purpose"]] for row in found])
-    sys.stdout.write(f"{escape_unprintable(found['purpose'])}\n\n")
+def show_recipes(result: Report | Rows, arguments: CliArguments) -> None:
+    """Print the names of recipes, or the settings of one."""
+    if arguments.json:
+        return print_json(result.to_json())
+    if isinstance(result, Rows):
+        return print_table(None, [[row["name"], row["purpose"]] for row in result])
+    sys.stdout.write(f"{escape_unprintable(result['purpose'])}\n\n")
     cells = [
         [row["setting"], *map(format_setting, (row["value"], row["default"])), row["meaning"]]
-        for row in found["settings"]
+        for row in result["settings"]
     ]
     return print_table(("setting", "value", "default", "meaning"), cells)
 
 
-def show_weights(found: Rows, given: Given) -> None:
-    """Public checkpoints."""
-    if given.json:
-        return print_json(found.to_json())
+def show_weights(checkpoints: Rows, arguments: CliArguments) -> None:
+    """Print public checkpoints."""
+    if arguments.json:
+        return print_json(checkpoints.to_json())
     rows = []
-    for one in found:
-        linear = "" if one.linear is None else f"{one.linear:.1f} linear"
-        score = linear if one.accuracy is None else f"{one.accuracy:.1f}"
-        shape = [one.model, f"{one.config.parameters:,}", f"{one.pixels}", f"{one.classes:,}" if one.classes else "-"]
-        rows.append([one.name, *shape, score or "-", one.source or "-", one.licence, one.address])
+    for checkpoint in checkpoints:
+        linear = "" if checkpoint.linear is None else f"{checkpoint.linear:.1f} linear"
+        score = linear if checkpoint.accuracy is None else f"{checkpoint.accuracy:.1f}"
+        classes = f"{checkpoint.classes:,}" if checkpoint.classes else "-"
+        shape = [checkpoint.model, f"{checkpoint.config.parameters:,}", f"{checkpoint.pixels}", classes]
+        origin = [checkpoint.source or "-", checkpoint.licence, checkpoint.address]
+        rows.append([checkpoint.name, *shape, score or "-", *origin])
     headers = ("name", "model", "parameters", "pixels", "classes", "accuracy %", "source", "licence", "where")
     return print_table(headers, rows, droppable=("where", "source", "classes", "licence", "model"))
 
 
-def show_doctor(found: "Diagnosis", given: Given) -> None:
-    """The problems of a data set. Exit code 1 if there are errors."""
+def show_doctor(diagnosis: "Diagnosis", arguments: CliArguments) -> None:
+    """Print the problems of a data set. Exit with code 1 if there are errors."""
     from vitrail.data.doctor import format_findings
 
-    dataset = found.dataset
+    dataset = diagnosis.dataset
     say_notes(dataset.notes)
-    if given.json:
-        print_json(found.to_json())
+    if arguments.json:
+        print_json(diagnosis.to_json())
     else:
         counts = ", ".join(f"{len(split):,} {name}" for name, split in dataset.splits.items())
-        rows = [["data", given.values["data"]], ["images", counts], ["classes", f"{len(dataset.labels):,}"]]
+        rows = [["data", arguments.values["data"]], ["images", counts], ["classes", f"{len(dataset.labels):,}"]]
         print_table(None, rows)
-        for lines in format_findings(found.findings, dataset.root):
+        for lines in format_findings(diagnosis.findings, dataset.root):
             sys.stdout.write("\n" + "\n    ".join(escape_unprintable(line) for line in lines) + "\n")
-        if not found.findings:
+        if not diagnosis.findings:
             sys.stdout.write("\nno problems found\n")
-    if found.errors:
+    if diagnosis.errors:
         sys.exit(1)
 
 
-def show_run(result: "Result", given: Given) -> None:
-    """The scores of a run and its files; of several ranks, the first one prints them."""
+def show_run(result: "Result", arguments: CliArguments) -> None:
+    """Print the scores and files of a run. With several ranks, only the first one prints."""
     if result.is_first and result.folder is not None:
         print_run(result.sentence, result.folder)
 
 
-def show_demo(result: "Result", given: Given) -> None:
-    """Open the report of the demo; everything else was printed by it."""
-    if given.open and result.folder is not None:
+def show_demo(result: "Result", arguments: CliArguments) -> None:
+    """Open the report of the demo with --open. The demo itself prints its results."""
+    if arguments.open and result.folder is not None:
         _open_in_browser(result.folder / "report.html")
 
 
-def show_evaluation(found: "Evaluation", given: Given) -> None:
-    """Scores, and what was written."""
-    say_notes(found.notes)
-    if given.json:
-        return print_json(found.to_json())
-    print_scores(found.scores)
-    output, page = given.values.get("output"), given.values.get("page")
-    written = {"answers": output, "page": page and page / "index.html"}
+def show_evaluation(evaluation: "Evaluation", arguments: CliArguments) -> None:
+    """Print scores and the paths of written files."""
+    say_notes(evaluation.notes)
+    if arguments.json:
+        return print_json(evaluation.to_json())
+    print_scores(evaluation.scores)
+    output, page = arguments.values.get("output"), arguments.values.get("page")
+    written = {"predictions": output, "page": page and page / "index.html"}
     if rows := [[name, str(path)] for name, path in written.items() if path]:
         sys.stdout.write("\n")
         print_table(None, rows)
     return None
 
 
-def show_runs(found: "RunComparison", given: Given) -> None:
-    """Runs side by side."""
-    say_notes(found.notes)
-    if given.json:
-        return print_json(found.to_json())
-    print_runs(found.to_json())
-    return _print_page(given.values["page"]) if "page" in given.values else None
+def show_runs(comparison: "RunComparison", arguments: CliArguments) -> None:
+    """Print runs side by side."""
+    say_notes(comparison.notes)
+    if arguments.json:
+        return print_json(comparison.to_json())
+    print_runs(comparison.to_json())
+    return _print_page_path(arguments.values["page"]) if "page" in arguments.values else None
 
 
-def show_inspection(found: "Inspection", given: Given) -> None:
-    """The page of an inspection, or its numbers."""
+def show_inspection(inspection: "Inspection", arguments: CliArguments) -> None:
+    """Print the path of an inspection's page, or its numbers."""
     from vitrail.reports.inspect.inspection_page import LIMIT
 
-    output = given.values["output"]
-    if (size := (output / "index.html").stat().st_size) > LIMIT and not given.values.get("full"):
-        say(f"note: the page has {size / 1e6:.1f} MB; fewer images or layers would make it smaller")
-    say_notes(found.notes)
-    if not found.results.is_trained:
-        say("note: nothing says that this model was trained; maps of random weights mean nothing")
-    return print_json(found.numbers) if given.json else _print_page(output)
+    output = arguments.values["output"]
+    if (size := (output / "index.html").stat().st_size) > LIMIT and not arguments.values.get("full"):
+        say(f"note: the page has {size / 1e6:.1f} MB; use fewer images or layers to make it smaller")
+    say_notes(inspection.notes)
+    if not inspection.results.is_trained:
+        say("note: this model may be untrained; attention maps of random weights are meaningless")
+    return print_json(inspection.numbers) if arguments.json else _print_page_path(output)
 
 
-def show_explain(page: Path, given: Given) -> None:
-    """The page."""
+def show_explain(page: Path, arguments: CliArguments) -> None:
+    """Print the path of the page, and open it with --open."""
     print_table(None, [["page", str(page)]])
-    if given.open:
+    if arguments.open:
         _open_in_browser(page)
 
 
-def show_conversion(report: Report, given: Given) -> None:
-    """What was converted, and the proofs."""
+def show_conversion(report: Report, arguments: CliArguments) -> None:
+    """Print the result and the verification of a conversion."""
     say_notes(report["notes"])
-    return print_json(report.to_json()) if given.json else print_conversion(report)
+    return print_json(report.to_json()) if arguments.json else print_conversion(report)
 
 
-def show_bench(found: Report, given: Given) -> None:
-    """The speed of every engine."""
-    for one in found["left_out"]:
-        say(f"note: {one['engine']} {one['precision']} is left out: {one['reason']}")
-    say_notes(found["notes"])
-    return print_json(found.to_json()) if given.json else print_bench(found)
+def show_bench(report: Report, arguments: CliArguments) -> None:
+    """Print the measurements of every engine."""
+    for row in report["left_out"]:
+        say(f"note: {row['engine']} {row['precision']} is left out: {row['reason']}")
+    say_notes(report["notes"])
+    return print_json(report.to_json()) if arguments.json else print_bench(report)
 
 
-def show_export(proof: Report, given: Given) -> None:
-    """What was written, and its proof."""
-    if given.json:
+def show_export(proof: Report, arguments: CliArguments) -> None:
+    """Print the files of an export and its verification."""
+    if arguments.json:
         return print_json(proof.to_json())
-    same = f"{proof['same_answers']} of {proof['pictures']} answers as torch's"
-    rows = [["model", ", ".join(proof["files"])], ["to", f"{given.values['to']}, {given.values['output']}"]]
+    same = f"{proof['same_answers']} of {proof['pictures']} predictions as with torch"
+    rows = [["model", ", ".join(proof["files"])], ["to", f"{arguments.values['to']}, {arguments.values['output']}"]]
     if "merging" in proof:
-        from vitrail.inference.targets.readme import merging_words
+        from vitrail.inference.targets.readme import describe_merging
 
-        rows.append(["merges", merging_words(proof["merging"])])
+        rows.append(["merges", describe_merging(proof["merging"])])
     return print_table(None, [*rows, ["proof", f"{same}, logits at most {proof['max_logit_difference']:.1e} apart"]])
 
 
-def show_comparison(found: Report, given: Given) -> None:
-    """The verdicts of the lab, or the measures of bundles."""
-    if given.json:
-        return print_json(found.to_json())
-    if "claims" in found:
-        rows = [[one["id"], one["verdict"], one["question"], one["rule"]] for one in found["claims"]]
+def show_comparison(report: Report, arguments: CliArguments) -> None:
+    """Print the verdicts of the bias lab, or the measures of bundles."""
+    if arguments.json:
+        return print_json(report.to_json())
+    if "claims" in report:
+        rows = [[claim["id"], claim["verdict"], claim["question"], claim["rule"]] for claim in report["claims"]]
         print_table(("claim", "verdict", "question", "decided by"), rows)
     else:
-        bundles = found["bundles"]
-        names = list(dict.fromkeys(name for one in bundles for name in one["measures"]))
-        rows = [[name, *(_measured(one["measures"].get(name)) for one in bundles)] for name in names]
-        print_table(("measure", *(one["name"] for one in bundles)), rows)
-    return _print_report(given.values["output"])
+        bundles = report["bundles"]
+        names = list(dict.fromkeys(name for bundle in bundles for name in bundle["measures"]))
+        rows = [[name, *(_format_measure(bundle["measures"].get(name)) for bundle in bundles)] for name in names]
+        print_table(("measure", *(bundle["name"] for bundle in bundles)), rows)
+    return _print_report_path(arguments.values["output"])
 
 
-def _measured(measure: dict[str, Any] | None) -> str:
+def _format_measure(measure: dict[str, Any] | None) -> str:
     if measure is None:
         return "-"
     low, high = measure["interval"]
@@ -231,27 +233,30 @@ def _measured(measure: dict[str, Any] | None) -> str:
 
 
 def receive_predictions(
-    given: Given,
+    arguments: CliArguments,
 ) -> "Callable[[Sequence[str], Sequence[str], BundleInfo], Callable[[Prediction], None]]":
-    """Print each prediction as soon as it is known, unless only files are asked for."""
-    files = [given.values[name] for name in ("features", "output", "page") if name in given.values]
-    if not given.json and ("output" in given.values or "page" in given.values):
-        return lambda names, labels, parts: lambda prediction: None
+    """Return the receiver that prints each prediction as soon as it is computed, unless only files are written."""
+    files = [arguments.values[name] for name in ("features", "output", "page") if name in arguments.values]
+    if not arguments.json and ("output" in arguments.values or "page" in arguments.values):
+        return lambda names, labels, info: lambda prediction: None
 
-    def begin(names: Sequence[str], labels: Sequence[str], parts: "BundleInfo") -> "Callable[[Prediction], None]":
-        row = _print_line if given.json else prediction_table(names, labels, blank=parts.answer.no_label)
-        return row if not files else _outlive_reader(row)
+    def begin(names: Sequence[str], labels: Sequence[str], info: "BundleInfo") -> "Callable[[Prediction], None]":
+        show = _print_json_line if arguments.json else prediction_table(names, labels, blank=info.answer.no_label)
+        return show if not files else _ignore_closed_pipe(show)
 
     return begin
 
 
-def _print_line(prediction: "Prediction") -> None:
+def _print_json_line(prediction: "Prediction") -> None:
     print_json(prediction.to_json())
     sys.stdout.flush()
 
 
-def _outlive_reader(show: "Callable[[Prediction], None]") -> "Callable[[Prediction], None]":
-    """The same without an error if the reader of stdout leaves (`| head`), because files are still to be written."""
+def _ignore_closed_pipe(show: "Callable[[Prediction], None]") -> "Callable[[Prediction], None]":
+    """Wrap a function that prints predictions: after stdout is closed (`| head`), it prints nothing and raises nothing.
+
+    The files of predictions are still to be written.
+    """
 
     def receive(prediction: "Prediction") -> None:
         try:
@@ -262,16 +267,16 @@ def _outlive_reader(show: "Callable[[Prediction], None]") -> "Callable[[Predicti
     return receive
 
 
-def show_predictions(failed: "Predictions", given: Given) -> None:
-    """The files that were written. Exit code 1 if images could not be classified."""
-    output, page, features = map(given.values.get, ("output", "page", "features"))
-    is_shown = given.json or (output is None and page is None)
-    written = {"answers": output, "page": page and page / "index.html"}
-    if not failed.labels or not is_shown:
+def show_predictions(failed: "Predictions", arguments: CliArguments) -> None:
+    """Print the paths of written files. Exit with code 1 if images could not be classified."""
+    output, page, features = map(arguments.values.get, ("output", "page", "features"))
+    is_printed = arguments.json or (output is None and page is None)
+    written = {"predictions": output, "page": page and page / "index.html"}
+    if not failed.labels or not is_printed:
         written["features"] = features
-    if not given.json and (lines := [[name, str(path)] for name, path in written.items() if path is not None]):
+    if not arguments.json and (lines := [[name, str(path)] for name, path in written.items() if path is not None]):
         print_table(None, lines)
-    if failed and is_shown and sys.stdout.isatty():  # each of them has just been seen
+    if failed and is_printed and sys.stdout.isatty():  # the terminal shows their errors already
         sys.exit(1)
     if failed:
         counts = f"{len(failed):,} of {failed.total:,} images"
@@ -279,19 +284,25 @@ def show_predictions(failed: "Predictions", given: Given) -> None:
 
 
 def prediction_table(paths: Sequence[str], labels: Sequence[str], *, blank: str = "") -> "Callable[[Prediction], None]":
-    """Return a function that prints a row; `blank` stands for no prediction, otherwise there is no row. Column
-    widths follow from the names, so rows can be printed one by one."""
-    first = max(display_width(escape_unprintable(path)) for path in paths)
-    second = min(max(display_width(escape_unprintable(label)) for label in labels or "-"), 40) + len(" 0.123")
+    """Return a function that prints the row of a prediction.
+
+    Column widths are computed from `paths` and `labels`, so that rows can be printed one by one. `blank` is the text
+    for a prediction without labels; if it is empty, no row is printed.
+    """
+    file_width = max(display_width(escape_unprintable(path)) for path in paths)
+    label_width = min(max(display_width(escape_unprintable(label)) for label in labels or "-"), 40) + len(" 0.123")
 
     def show(prediction: "Prediction") -> None:
-        if prediction.error is None and not prediction.classes and not blank:  # features alone
+        if prediction.error is None and not prediction.classes and not blank:  # a model without a head
             return
         best, *rest = [f"{label} {score:.3f}" for label, score in prediction.classes] or [blank]
         if prediction.error is not None:
             best, rest = f"error: {prediction.error}", []
         cells = list(map(escape_unprintable, (prediction.file, best, ", ".join(rest))))
-        gaps = [" " * max(wide - display_width(text), 0) for wide, text in zip((first, second), cells, strict=False)]
+        gaps = [
+            " " * max(width - display_width(cell), 0)
+            for width, cell in zip((file_width, label_width), cells, strict=False)
+        ]
         sys.stdout.write(f"{cells[0]}{gaps[0]}  {cells[1]}{gaps[1]}  {cells[2]}".rstrip() + "\n")
         sys.stdout.flush()
 
@@ -304,45 +315,45 @@ def print_run(sentence: str | None, folder: Path) -> None:
     sys.stdout.write("".join(f"{escape_unprintable(line)}\n" for line in ([sentence] if sentence else []) + lines))
 
 
-def print_bench(found: dict[str, Any]) -> None:
-    """Print a row for each engine and precision, and what they were measured on."""
-    headers = ["engine", "precision", "images/s", "start s", "memory MB", "size MB", "same answers"]
-    is_judged = any("accuracy" in row for row in found["ways"])
+def print_bench(report: dict[str, Any]) -> None:
+    """Print a row for each engine and precision of `vitrail bench`, and the workload."""
+    headers = ["engine", "precision", "images/s", "start s", "memory MB", "size MB", "same predictions"]
+    has_accuracy = any("accuracy" in row for row in report["ways"])
     rows = []
-    for row in found["ways"]:
+    for row in report["ways"]:
         sizes = [f"{row['memory'] / 1e6:,.0f}", f"{row['size'] / 1e6:,.1f}"]
         same = f"{row['same']:,} of {row['images']:,}" if "same" in row else "-"
         cells = [f"{row['images_per_second']:,.1f}", f"{row['start_seconds']:.2f}", *sizes, same]
-        if is_judged:
+        if has_accuracy:
             low, high = row.get("accuracy_interval", (0, 0))
-            is_known = "accuracy" in row
-            cells.append(f"{row['accuracy']:.1%} ({low:.1%} to {high:.1%})" if is_known else "-")
-            won = f"{row['only_this']} against {row['only_float32']}, p = {row['p_value']:.2g}" if is_known else "-"
-            cells.append(won)
+            is_measured = "accuracy" in row
+            cells.append(f"{row['accuracy']:.1%} ({low:.1%} to {high:.1%})" if is_measured else "-")
+            pair = f"{row['only_this']} against {row['only_float32']}, p = {row['p_value']:.2g}" if is_measured else "-"
+            cells.append(pair)
         rows.append([row["engine"], row["precision"], *cells])
-    judged = ["accuracy", "right only by it, only by float32"] if is_judged else []
-    print_table([*headers, *judged], rows)
-    if shared := [f"{row['engine']} {row['precision']}" for row in found["ways"] if row["depends_on_batch"]]:
-        sys.stdout.write(f"\n{', '.join(shared)}: a prediction may depend on the other images of its batch\n")
-    load = found["load"]
-    about = f"batches of {load['batch']}, {load['callers']} threads, answers to {found['data']}"
-    sys.stdout.write(f"\n{escape_unprintable(about)}\n{escape_unprintable(found['machine'])}\n")
+    accuracy_headers = ["accuracy", "right only with it, only with float32"] if has_accuracy else []
+    print_table([*headers, *accuracy_headers], rows)
+    if dependent := [f"{row['engine']} {row['precision']}" for row in report["ways"] if row["depends_on_batch"]]:
+        sys.stdout.write(f"\n{', '.join(dependent)}: a prediction may depend on the other images of its batch\n")
+    workload = report["load"]
+    about = f"batches of {workload['batch']}, {workload['callers']} threads, predictions on {report['data']}"
+    sys.stdout.write(f"\n{escape_unprintable(about)}\n{escape_unprintable(report['machine'])}\n")
 
 
 def print_scores(scores: dict[str, Any]) -> None:
-    """Print the main scores of a protocol, and the classes, worst first."""
+    """Print the main scores of an evaluation, and the classes, worst first."""
     matched = f"; classes matched {scores['labels_matched']}" if "labels_matched" in scores else ""
     rows = [["data", f"{scores['data']} ({scores['split']}, {scores['count']:,} images{matched})"]]
     if "features" in scores:
-        place = "what the head reads" if scores["layer"] is None else f"layer {scores['layer']}, {scores['pooling']}"
-        again = "; remembered" if scores["cached"] else ""
+        origin = "input of the head" if scores["layer"] is None else f"layer {scores['layer']}, {scores['pooling']}"
+        cached = "; cached" if scores["cached"] else ""
         rows.append(
-            ["learned from", f"{scores['train_count']:,} images, {scores['features']} features ({place}{again})"]
+            ["learned from", f"{scores['train_count']:,} images, {scores['features']} features ({origin}{cached})"]
         )
     if scores.get("penalty") is not None:
         rows.append(["penalty", f"{scores['penalty']:.3g}"])
     if "map" in scores:
-        return _print_labels(scores, rows)
+        return _print_multilabel_scores(scores, rows)
     low, high = scores["accuracy_interval"]
     rows += [
         ["accuracy", f"{scores['accuracy']:.2%} (95 % interval {low:.2%} to {high:.2%})"],
@@ -367,24 +378,28 @@ def print_scores(scores: dict[str, Any]) -> None:
     return None
 
 
-def _print_labels(scores: dict[str, Any], rows: list[list[str]]) -> None:
-    """The scores of several labels an image."""
+def _print_multilabel_scores(scores: dict[str, Any], rows: list[list[str]]) -> None:
+    """Print the scores of a bundle that predicts several labels per image, after the given rows."""
     rows += [
-        ["mAP", _share(scores["map"])],
-        ["F1 at the thresholds", _share(scores["f1"])],
-        ["all labels right", _share(scores["accuracy"])],
+        ["mAP", _format_share(scores["map"])],
+        ["F1 at the thresholds", _format_share(scores["f1"])],
+        ["all labels right", _format_share(scores["accuracy"])],
     ]
     print_table(None, rows)
     sys.stdout.write("\n")
     worst = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["average_precision"])
     cells = [
-        [row["label"], f"{row['count']:,}", *(_share(row[key]) for key in ("average_precision", "precision", "recall"))]
+        [
+            row["label"],
+            f"{row['count']:,}",
+            *(_format_share(row[key]) for key in ("average_precision", "precision", "recall")),
+        ]
         for row in worst[:20]
     ]
     print_table(("label (worst first)", "images", "average precision", "precision", "recall"), cells)
 
 
-def _share(value: float | None) -> str:
+def _format_share(value: float | None) -> str:
     return "-" if value is None else f"{value:.2%}"
 
 
@@ -393,13 +408,13 @@ def _mean_cells(row: dict[str, Any]) -> list[str]:
     return [f"{row['accuracy']:.2%}", "-" if interval is None else f"{interval[0]:.2%} to {interval[1]:.2%}"]
 
 
-_MOST_PAIRS = 10
+_MAX_PAIRS = 10
 
 
-def print_runs(found: dict[str, Any]) -> None:
+def print_runs(comparison: dict[str, Any]) -> None:
     """Print runs side by side, the best first: scores, settings that differ, comparisons."""
     rows = []
-    for run in found["runs"]:
+    for run in comparison["runs"]:
         accuracy, interval, images = "-", "-", "-"
         if run["accuracy"] is not None:
             low, high = run["accuracy_interval"]
@@ -410,28 +425,29 @@ def print_runs(found: dict[str, Any]) -> None:
         rows.append([run["folder"], run["result"], accuracy, interval, images, steps, time])
     names = ("run", "model", "accuracy", "95 % interval", "images", "steps", "time")
     print_table(names, rows, droppable=("time", "steps", "images"))
-    if found["differences"]:
+    if comparison["differences"]:
         sys.stdout.write("\n")
-        rows = [[key, *map(format_setting, values)] for key, values in found["differences"].items()]
-        print_table(("setting that differs", *(run["name"] for run in found["runs"])), rows)
-    if pairs := found["pairs"]:
-        best = found["runs"][0]["name"]
-        shown = pairs if len(pairs) <= _MOST_PAIRS else [pair for pair in pairs if best in (pair["one"], pair["other"])]
-        sys.stdout.write("\n" + "".join(f"{escape_unprintable(pair['sentence'])}\n" for pair in shown))
-        if len(shown) < len(pairs):
-            sys.stdout.write(f"({len(pairs):,} pairs in all: --json or --page)\n")
+        rows = [[key, *map(format_setting, values)] for key, values in comparison["differences"].items()]
+        print_table(("setting that differs", *(run["name"] for run in comparison["runs"])), rows)
+    if pairs := comparison["pairs"]:
+        best_run = comparison["runs"][0]["name"]
+        best_pairs = [pair for pair in pairs if best_run in (pair["one"], pair["other"])]
+        printed_pairs = pairs if len(pairs) <= _MAX_PAIRS else best_pairs
+        sys.stdout.write("\n" + "".join(f"{escape_unprintable(pair['sentence'])}\n" for pair in printed_pairs))
+        if len(printed_pairs) < len(pairs):
+            sys.stdout.write(f"({len(pairs):,} pairs in total; --json and --page show all)\n")
     sys.stdout.write("\n")
 
 
 def print_conversion(report: dict[str, Any]) -> None:
-    """Print what was converted, and the proofs."""
+    """Print the result and the verification of a conversion."""
     rows = [
         ["model", f"{report['model']}, {report['parameters']:,} parameters"],
         ["from", f"{report['from']}, {report['tensors']} tensors, all matched"],
         *_source_rows(report["source"]),
         *([["left out", ", ".join(report["left_out"])]] if report["left_out"] else []),
         ["to", f"{report['to']}, {report['destination']}"],
-        *(["proof", _spoken_proof(proof)] for proof in report["proofs"]),
+        *(["proof", _format_proof(proof)] for proof in report["proofs"]),
     ]
     print_table(None, rows)
 
@@ -443,7 +459,7 @@ def _source_rows(source: dict[str, Any] | None) -> list[list[str]]:
     return [["source", source["address"]], *hashes]
 
 
-def _spoken_proof(proof: dict[str, Any]) -> str:
+def _format_proof(proof: dict[str, Any]) -> str:
     if "not_verified" in proof:
         return f"not verified with {proof['library']}: {proof['not_verified']}"
     same = f", equal answers {proof['equal_answers']} of {proof['pictures']}" if "equal_answers" in proof else ""

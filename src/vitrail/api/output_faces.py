@@ -1,70 +1,77 @@
-"""How the command line prints the results of `vitrail faces`."""
+"""Print the results of the commands of `vitrail faces`: as a table, or as JSON with --json."""
 
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vitrail.api.output import Given, say_notes
+from vitrail.api.output import CliArguments, say_notes
 from vitrail.api.results import Report, Rows
 from vitrail.core.errors import CorruptFileError
 from vitrail.core.terminal import escape_unprintable, print_json, print_table, say
 
 
-def show_evaluation(report: Report, given: Given) -> None:
-    """Error rates."""
+def show_evaluation(report: Report, arguments: CliArguments) -> None:
+    """Print the error rates of an evaluation."""
     say_notes(report["notes"])
-    if given.json:
+    if arguments.json:
         return print_json(report.to_json())
-    _print_report(report)
-    output = given.values.get("output")
+    _print_error_rates(report)
+    output = arguments.values.get("output")
     return None if output is None else print_table(None, [["page", str(output / "index.html")]])
 
 
-def show_enrolled(found: Report, given: Given) -> None:
-    """How many images a person and the gallery have."""
-    if found["threshold_dropped"]:
-        say(f"note: the threshold of identify was for other people: calibrate {given.values['gallery']} again")
-    if given.json:
-        return print_json(found.to_json())
-    shown = f"{found['name']}: {found['new']:,} new, {found['images']:,} in all"
-    return print_table(None, [["images", shown], ["gallery", f"{found['gallery']}: {_people(found['people'])}"]])
+def show_enrolled(report: Report, arguments: CliArguments) -> None:
+    """Print the number of images of a person, and of people in the gallery."""
+    if report["threshold_dropped"]:
+        say(
+            f"note: the threshold of identify was dropped, because the people changed; calibrate"
+            f" {arguments.values['gallery']} again"
+        )
+    if arguments.json:
+        return print_json(report.to_json())
+    counts = f"{report['name']}: {report['new']:,} new, {report['images']:,} in all"
+    return print_table(
+        None, [["images", counts], ["gallery", f"{report['gallery']}: {_format_people(report['people'])}"]]
+    )
 
 
-def show_removed(found: Report, given: Given) -> None:
-    """Whether a person was removed."""
-    name = found["name"]
-    if not found["removed"]:
-        say(f"note: {name!r} was not enrolled (any more); what an earlier removal had left is gone now")
-    if given.json:
-        return print_json(found.to_json())
-    shown = f"{name}, with every trace" if found["removed"] else "the traces that an earlier removal had left"
-    return print_table(None, [["removed", shown], ["gallery", f"{found['gallery']}: {_people(found['people'])}"]])
+def show_removed(report: Report, arguments: CliArguments) -> None:
+    """Print whether a person was removed."""
+    name = report["name"]
+    if not report["removed"]:
+        say(f"note: {name!r} is not enrolled; remaining data of an earlier removal was erased")
+    if arguments.json:
+        return print_json(report.to_json())
+    counts = f"{name}, with all data" if report["removed"] else "remaining data of an earlier removal"
+    return print_table(
+        None, [["removed", counts], ["gallery", f"{report['gallery']}: {_format_people(report['people'])}"]]
+    )
 
 
-def show_verified(found: Report, given: Given) -> None:
-    """The score of two images, and whether they show one person."""
-    if found["same"] is None:
+def show_verified(report: Report, arguments: CliArguments) -> None:
+    """Print the score of two images, and whether they show the same person."""
+    if report["same"] is None:
         _say_no_threshold("verify")
-    if given.json:
-        return print_json(found.to_json())
-    answer = {True: "the same person", False: "different people", None: "-"}[found["same"]]
-    return print_table(None, [["score", f"{found['score']:.4f}"], *_threshold_rows(found), ["answer", answer]])
+    if arguments.json:
+        return print_json(report.to_json())
+    answer = {True: "the same person", False: "different people", None: "-"}[report["same"]]
+    return print_table(None, [["score", f"{report['score']:.4f}"], *_threshold_rows(report), ["answer", answer]])
 
 
-def receive_identified(given: Given) -> Callable[[list[str]], Callable[[dict[str, Any]], None]]:
-    """Print each result of identify as soon as it is known."""
+def receive_identified(arguments: CliArguments) -> Callable[[list[str]], Callable[[dict[str, Any]], None]]:
+    """Return the receiver that prints each result of identify as soon as it is computed."""
 
     def begin(files: list[str]) -> Callable[[dict[str, Any]], None]:
-        width, notes = max(len(escape_unprintable(file)) for file in files), []
+        width, printed_notes = max(len(escape_unprintable(file)) for file in files), []
 
         def receive(row: dict[str, Any]) -> None:
-            if "error" not in row and row["threshold"] is None and not notes:
-                notes.append("no threshold")
+            if "error" not in row and row["threshold"] is None and not printed_notes:
+                printed_notes.append("no threshold")
                 _say_no_threshold("identify")
-            if given.json:
+            if arguments.json:
                 print_json(row)
             else:
-                sys.stdout.write(f"{escape_unprintable(row['file']):<{width}}  {_answer(row)}\n")
+                sys.stdout.write(f"{escape_unprintable(row['file']):<{width}}  {_format_identity(row)}\n")
             sys.stdout.flush()
 
         return receive
@@ -72,36 +79,38 @@ def receive_identified(given: Given) -> Callable[[list[str]], Callable[[dict[str
     return begin
 
 
-def show_identified(failed: Rows, given: Given) -> None:
-    """Exit code 1 if images could not be read."""
+def show_identified(failed: Rows, arguments: CliArguments) -> None:
+    """Raise an error (exit code 1) if images could not be read; the others are printed already."""
     if failed:
         first = failed[0]["error"]
         raise CorruptFileError(f"{len(failed):,} of {failed.total:,} images could not be read; the first: {first}")
 
 
-def show_calibrated(found: Report, given: Given) -> None:
-    """The thresholds, and the error rates at these."""
-    if given.json:
-        return print_json(found.to_json())
+def show_calibrated(report: Report, arguments: CliArguments) -> None:
+    """Print the thresholds of a gallery and the error rates at them."""
+    if arguments.json:
+        return print_json(report.to_json())
     rows = []
-    for name in (name for name in ("verify", "identify") if name in found):
-        one = found[name]
-        low, high = one["interval"]
-        unit = "pairs" if name == "verify" else f"images, {_people(one['gallery_people'])} enrolled"
-        measured = f"{one['errors']:,} of {one['trials']:,} {unit}"
-        rows.append([name, f"{one['threshold']:.4f}", measured, f"{low:.2%} to {high:.2%}", _percent(one["tar"])])
+    for name in (name for name in ("verify", "identify") if name in report):
+        result = report[name]
+        low, high = result["interval"]
+        unit = "pairs" if name == "verify" else f"images, {_format_people(result['gallery_people'])} enrolled"
+        measured = f"{result['errors']:,} of {result['trials']:,} {unit}"
+        rows.append(
+            [name, f"{result['threshold']:.4f}", measured, f"{low:.2%} to {high:.2%}", _format_percent(result["tar"])]
+        )
     return print_table(("task", "threshold", "false accepts in DATA", "95 % interval", "true accepts"), rows)
 
 
-def _people(count: int) -> str:
+def _format_people(count: int) -> str:
     return "1 person" if count == 1 else f"{count:,} people"
 
 
-def _percent(share: float | None) -> str:
+def _format_percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-def _spoken(value: float | None, interval: Sequence[float] | None) -> str:
+def _format_rate(value: float | None, interval: Sequence[float] | None) -> str:
     if value is None:
         return "not enough data"
     return f"{value:.2%}" if interval is None else f"{value:.2%} ({interval[0]:.2%} to {interval[1]:.2%})"
@@ -109,50 +118,55 @@ def _spoken(value: float | None, interval: Sequence[float] | None) -> str:
 
 def _say_no_threshold(task: str) -> None:
     say(
-        f"note: no threshold is set, so nobody is accepted or refused: `vitrail faces calibrate` sets that of {task} in"
-        " a gallery, for your data and the rate of errors that you can bear"
+        f"note: no threshold is set, so nobody is accepted or rejected; `vitrail faces calibrate` sets the threshold of"
+        f" {task} in a gallery"
     )
 
 
-def _threshold_rows(found: dict[str, Any]) -> list[list[str]]:
-    if found["threshold"] is None:
+def _threshold_rows(report: dict[str, Any]) -> list[list[str]]:
+    if report["threshold"] is None:
         return []
-    low, high = found["far_interval"]
-    about = f"{found['threshold']:.4f} (false accepts {found['far']:g} demanded, {low:.2%} to {high:.2%} measured)"
+    low, high = report["far_interval"]
+    about = f"{report['threshold']:.4f} (false accepts: {report['far']:g} requested, {low:.2%} to {high:.2%} measured)"
     return [["threshold", about]]
 
 
-def _answer(row: dict[str, Any]) -> str:
+def _format_identity(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"error: {escape_unprintable(row['error'])}"
-    shown = ", ".join(f"{escape_unprintable(one['name'])} {one['score']:.4f}" for one in row["candidates"])
-    answer = {True: escape_unprintable(row["name"] or ""), False: "unknown", None: "-"}[row["accepted"]]
-    return f"{answer} ({shown})"
+    candidates = ", ".join(
+        f"{escape_unprintable(candidate['name'])} {candidate['score']:.4f}" for candidate in row["candidates"]
+    )
+    identity = {True: escape_unprintable(row["name"] or ""), False: "unknown", None: "-"}[row["accepted"]]
+    return f"{identity} ({candidates})"
 
 
-def _print_report(report: dict[str, Any]) -> None:
+def _print_error_rates(report: dict[str, Any]) -> None:
     pairs = f"{report['genuine']:,} genuine pairs, {report['impostor']:,} impostor pairs"
     rows = [
-        ["data", f"{report['data']} ({report['split']}): {report['images']:,} images of {_people(report['people'])}"],
+        [
+            "data",
+            f"{report['data']} ({report['split']}): {report['images']:,} images of {_format_people(report['people'])}",
+        ],
         ["pairs", pairs],
-        ["equal error rate", _spoken(report["eer"], report["eer_interval"])],
+        ["equal error rate", _format_rate(report["eer"], report["eer_interval"])],
     ]
-    rows += [[f"TAR at FAR {row['far']:g}", _spoken(row["tar"], row["interval"])] for row in report["tar"]]
+    rows += [[f"TAR at FAR {row['far']:g}", _format_rate(row["tar"], row["interval"])] for row in report["tar"]]
     if report["accuracy"] is not None:
         folds = f"; {len(report['accuracy_folds'])} folds"
-        rows.append(["accuracy", _spoken(report["accuracy"], report["accuracy_interval"]) + folds])
+        rows.append(["accuracy", _format_rate(report["accuracy"], report["accuracy_interval"]) + folds])
     if report["rank1"] is not None:
-        rows.append(["rank-1 identification", _spoken(report["rank1"], report["rank1_interval"])])
-    rows += [[f"DIR at FAR {row['far']:g}", _spoken(row["dir"], row["interval"])] for row in report["dir"]]
+        rows.append(["rank-1 identification", _format_rate(report["rank1"], report["rank1_interval"])])
+    rows += [[f"DIR at FAR {row['far']:g}", _format_rate(row["dir"], row["interval"])] for row in report["dir"]]
     print_table(None, rows)
     if "groups" in report:
         sys.stdout.write("\n")
-        fars = [one["far"] for one in max((row["at"] for row in report["groups"]), key=len, default=[])]
+        fars = [rates["far"] for rates in max((row["at"] for row in report["groups"]), key=len, default=[])]
         cells = []
         for row in report["groups"]:
-            at = {one["far"]: f"{one['group_far']:.3%} / {1 - one['tar']:.1%}" for one in row["at"]}
-            own = [row["group"], f"{row['people']:,}", _spoken(row["eer"], row["eer_interval"])]
-            cells.append([*own, *(at.get(far, "-") for far in fars)])
-        names = [f"false accepts / refusals at FAR {far:g} of all" for far in fars]
+            rates_at = {rates["far"]: f"{rates['group_far']:.3%} / {1 - rates['tar']:.1%}" for rates in row["at"]}
+            own = [row["group"], f"{row['people']:,}", _format_rate(row["eer"], row["eer_interval"])]
+            cells.append([*own, *(rates_at.get(far, "-") for far in fars)])
+        names = [f"false accepts / false rejects at FAR {far:g} of all" for far in fars]
         print_table(("group", "people", "equal error rate", *names), cells)
     sys.stdout.write("\n")

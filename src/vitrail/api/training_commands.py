@@ -1,4 +1,4 @@
-"""Training, fine-tuning, comparing runs and checking data."""
+"""The commands `train`, `finetune`, `doctor`, `runs` and `demo`."""
 
 import contextlib
 import dataclasses
@@ -9,7 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Unpack
 
-from vitrail.api.flags import (
+from vitrail.api.parameters import (
     BundlePath,
     Data,
     RecordedCommand,
@@ -51,20 +51,21 @@ def train(
     objective: Annotated[
         str | None,
         flag(
-            f"Training objective: {', '.join(OBJECTIVES)}. multilabel needs DATA with several labels an image,"
-            " masked a ViT, next-pixel an iGPT; margin is for `faces train`.",
+            f"Training objective: {', '.join(OBJECTIVES)}. multilabel needs DATA with several labels per image,"
+            " masked needs a ViT, next-pixel an iGPT. margin is for `faces train`. Default: as in the recipe.",
             metavar="NAME",
         ),
     ] = None,
     resolution: Annotated[
         int | tuple[int, int] | None,
-        resolution_flag("Input size, 224 or 224x384; default: the model's own, or that of small images."),
+        resolution_flag("Input size, 224 or 224x384; default: that of the model, or that of small images."),
     ] = None,
     **options: Unpack[RunKeywords],
 ) -> "Result":
-    """Train a model. It may be killed at any time: --resume auto continues and ends with the same weights.
+    """Train a new model.
 
-    Channels, classes and, for small presets, the resolution come from DATA. Use torchrun for several processes.
+    Safe to interrupt: --resume auto continues and ends with the same weights. Channels, classes and, for small models,
+    the resolution are those of DATA. Use torchrun to train in several processes.
 
         >>> result = vitrail.train("digits", "ViT-Pico/2", steps=2, batch=16)
         >>> result.steps, result.scores["count"], result.bundle.labels[:3]
@@ -77,10 +78,10 @@ def train(
     start = prepare_run(find_any_recipe(recipe), options, {"objective": objective, "model.resolution": sides})
     if not isinstance(model, str):
         raise UsageError(
-            f"Model must be a name that `vitrail models` lists, got {type(model).__name__}. A model that exists is"
-            " trained by vitrail.finetune(vitrail.Bundle(model=model, preprocess=...), data)."
+            f"Model must be a name that `vitrail models` lists, got {type(model).__name__}. To train an"
+            " existing model, use vitrail.finetune(vitrail.Bundle(model=model, preprocess=...), data)."
         )
-    zoo.find(model)  # refuse an unknown name before the folder is made
+    zoo.find(model)  # raises an error for an unknown name before the folder is created
     with start.folder() as folder:
         from vitrail.reports.run_report import RunReport
         from vitrail.training.run import train as run
@@ -97,15 +98,15 @@ def finetune(
     resolution: Annotated[
         int | tuple[int, int] | None,
         resolution_flag(
-            "Input size, 384 or 224x384; default: as the recipe or the bundle. Positions are interpolated."
+            "Input size, 384 or 224x384; default: as in the recipe or the bundle. Position embeddings are interpolated."
         ),
     ] = None,
     recipe: Annotated[
         str | Path | Recipe,
         flag(
-            "auto: fit the head by least squares on the frozen model's features, then train all layers if the time"
-            " allows (--minutes, 5). frozen: only that head. paper-finetune: as in the paper. Or another recipe, or a"
-            " .toml file.",
+            "auto: fit the head by least squares on the features of the frozen model, then train all layers if time"
+            " allows (--minutes, 5 by default). frozen: only fit the head. paper-finetune: as in the ViT paper. Or"
+            " another recipe of the package, or a .toml file.",
             metavar="R",
             cli_type=str,
             python="Or a `Recipe`.",
@@ -113,20 +114,20 @@ def finetune(
     ] = "auto",
     **options: Unpack[RunKeywords],
 ) -> "Result":
-    """Fine-tune a bundle on the classes of DATA, at its resolution or another one.
+    """Fine-tune a bundle on the classes of DATA.
 
-    The head is kept if the classes are those of the bundle. Changes to the model are printed. It may be killed at any
-    time: --resume auto continues.
+    The head is kept if DATA has the classes of the bundle. Changes to the model are printed. Safe to interrupt:
+    --resume auto continues.
 
         >>> shades = np.stack([np.zeros((20, 28, 28)), np.full((20, 28, 28), 255)]).astype(np.uint8)
         >>> tuned = vitrail.finetune("fashion", (shades.reshape(40, 28, 28), ["dark"] * 20 + ["light"] * 20), steps=1)
         >>> tuned.bundle.labels, tuned.accuracy
         (('dark', 'light'), 1.0)
     """
-    chosen = find_any_recipe(recipe)
-    if str(recipe) in recipe_names():  # their preprocessing is for new models; here it is the bundle's
-        chosen = chosen.replace(preprocess={})
-    start = prepare_run(chosen, options)
+    full_recipe = find_any_recipe(recipe)
+    if str(recipe) in recipe_names():  # their preprocessing is for new models; that of the bundle is used
+        full_recipe = full_recipe.replace(preprocess={})
+    start = prepare_run(full_recipe, options)
     if isinstance(bundle, str | Path):
         check_folder(bundle)
     size = None if resolution is None else as_pair(resolution)
@@ -141,63 +142,65 @@ def finetune(
         return start.finish(result)
 
 
-class Start(NamedTuple):
-    """What a run begins with, besides its data and model."""
+class RunSetup(NamedTuple):
+    """Checked keywords of a run: its recipe, options and output."""
 
     recipe: Recipe
     options: Options
     output: str | Path | None
     keywords: dict[str, Any]
-    """Further keywords of the functions that train."""
+    """Further keywords for the functions that train."""
 
     @contextlib.contextmanager
     def folder(self) -> Generator[Path]:
-        """The folder of the run: the given one, or a temporary one that is removed in the end."""
+        """Yield the folder of the run: `output`, or a temporary folder that is removed at the end of the block."""
         if self.output is not None:
             with _advice_on_images():
                 yield Path(self.output)
             return
-        for name, is_given in (("resume", self.keywords["resumes"]), ("snapshots", self.options.snapshots)):
-            if is_given:
+        for name, is_set in (("resume", self.keywords["resumes"]), ("snapshots", self.options.snapshots)):
+            if is_set:
                 raise UsageError(f"{sentence_case(name)} must come with an output, the folder of the run, got none.")
         with tempfile.TemporaryDirectory(prefix="vitrail-") as folder, _advice_on_images():
             yield Path(folder) / "run"
 
     def finish(self, result: "Result") -> "Result":
-        """The result, without a folder that is removed."""
+        """Return the result, without its folder if that was temporary."""
         return dataclasses.replace(result, folder=None) if self.output is None else result
 
 
-_RECIPE_KEYWORDS = ("batch", "per_class", "patience")  # named like the settings that they change
+_RECIPE_KEYWORDS = ("batch", "per_class", "patience")  # keywords that set the setting of the same name
 
 
 def find_any_recipe(recipe: str | Path | Recipe) -> Recipe:
-    """The recipe of a name or a file, or itself."""
+    """Return the recipe for a name or a file; a `Recipe` is returned unchanged."""
     return recipe if isinstance(recipe, Recipe) else find_recipe(str(recipe))
 
 
-def prepare_run(recipe: Recipe, keywords: RunKeywords, settings: Mapping[str, Any] | None = None) -> Start:
-    """Check the keywords of a run, and change its recipe by them. `settings` are those of the command's own flags, by
-    their keys in the recipe; None leaves a setting as it is."""
-    given: dict[str, Any] = dict(keywords)
-    options = Options(**{name: given[name] for name in RunOptions.__annotations__ if name in given})
-    _check_callback(given.get("callback"))
-    changes = {"learning_rate": given.get("lr"), **{name: given.get(name) for name in _RECIPE_KEYWORDS}}
-    lengths = {name: given.get(name) for name in ("epochs", "steps", "minutes")}
-    changed = adjust_recipe(recipe, {**changes, **(settings or {})}, given.get("settings", ()), **lengths)
+def prepare_run(recipe: Recipe, keywords: RunKeywords, settings: Mapping[str, Any] | None = None) -> RunSetup:
+    """Check the keywords of a run, and return them with the recipe that they change.
+
+    `settings` are changes by further flags of the command, by their keys in the recipe; None changes nothing.
+    """
+    values: dict[str, Any] = dict(keywords)
+    options = Options(**{name: values[name] for name in RunOptions.__annotations__ if name in values})
+    _check_callback(values.get("callback"))
+    changes = {"learning_rate": values.get("lr"), **{name: values.get(name) for name in _RECIPE_KEYWORDS}}
+    lengths = {name: values.get(name) for name in ("epochs", "steps", "minutes")}
+    changed_recipe = adjust_recipe(recipe, {**changes, **(settings or {})}, values.get("settings", ()), **lengths)
     passed = {
-        "resumes": given.get("resume", False),
-        "force": given.get("force", False),
-        "quiet": _is_quiet(given.get("quiet")),
-        "command": given.get("command", ""),
-        "callback": given.get("callback"),
+        "resumes": values.get("resume", False),
+        "force": values.get("force", False),
+        "quiet": _is_quiet(values.get("quiet")),
+        "command": values.get("command", ""),
+        "callback": values.get("callback"),
     }
-    return Start(changed, options, given.get("output"), passed)
+    return RunSetup(changed_recipe, options, values.get("output"), passed)
 
 
 @contextlib.contextmanager
 def _advice_on_images() -> Generator[None]:
-    """Say what to do about an image that cannot be read."""
+    """Add advice to the error about an image that cannot be read."""
     try:
         yield
     except CorruptImageError as error:
@@ -206,7 +209,7 @@ def _advice_on_images() -> Generator[None]:
 
 
 def _check_callback(callback: object) -> None:
-    """Before the first step, not after it."""
+    """Raise UsageError unless a callback can be called with one argument, so that it does not fail after a step."""
     if callback is None:
         return
     rule = "Callback must be a function of one argument, the Step"
@@ -214,16 +217,16 @@ def _check_callback(callback: object) -> None:
         raise UsageError(f"{rule}, got {callback!r}.")
     try:
         parameters = signature(callback)
-    except (TypeError, ValueError):  # some built-in functions do not tell
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return
     try:
         parameters.bind(None)
     except TypeError:
-        raise UsageError(f"{rule}, got {getattr(callback, '__name__', 'one')}{parameters}.") from None
+        raise UsageError(f"{rule}, got {getattr(callback, '__name__', 'a callable')}{parameters}.") from None
 
 
 def _is_quiet(quiet: bool | None) -> bool:
-    """As told; otherwise quiet unless somebody can watch: in a terminal or a notebook."""
+    """Return `quiet`; by default True unless stderr is a terminal or this is a notebook."""
     if quiet is not None:
         return quiet
     return not (in_notebook() or (sys.stderr is not None and sys.stderr.isatty()))
@@ -238,11 +241,11 @@ class Diagnosis:
 
     @property
     def errors(self) -> list["Finding"]:
-        """The problems that would stop training."""
+        """Return the problems that would stop training."""
         return [finding for finding in self.findings if finding.severity == "error"]
 
     def to_json(self) -> dict[str, Any]:
-        """All problems."""
+        """Return all problems, as `vitrail doctor --json` prints them."""
         return {"findings": [finding.to_json() for finding in self.findings]}
 
 
@@ -253,17 +256,19 @@ def doctor(
     people: Annotated[
         str | Path | None,
         file_flag(
-            "Classes are people: who is trained on, a name a line, as for `faces train`; all others are the test."
+            "The classes of DATA are people. FILE has the names of those in the training set, one per line, as for"
+            " `faces train`; all others are the test set."
         ),
     ] = None,
 ) -> Diagnosis:
-    """Check a data set: unreadable files, duplicates across splits, class imbalance, and more.
+    """Check a data set for problems that would harm training.
 
-    Exit code 1 if there are errors, which would stop training; 0 if there are only warnings or none.
+    Problems are unreadable files, duplicates across splits, class imbalance and more. The exit code is 1 if there are
+    errors, which would stop training, and 0 if there are only warnings.
 
         >>> pixels = np.random.default_rng(0).integers(0, 256, (8, 28, 28), np.uint8)
-        >>> found = vitrail.doctor((np.concatenate([pixels, pixels[:1]]), ["a"] * 8 + ["b"]))
-        >>> len(found.errors), sorted({finding.severity for finding in found.findings})
+        >>> diagnosis = vitrail.doctor((np.concatenate([pixels, pixels[:1]]), ["a"] * 8 + ["b"]))
+        >>> len(diagnosis.errors), sorted({finding.severity for finding in diagnosis.findings})
         (0, ['warning'])
     """
     from vitrail.data.doctor import find_problems
@@ -275,7 +280,7 @@ def doctor(
 
         dataset = name_splits(data, people)
     else:
-        raise UsageError(f"Data with people must be a folder with one for each, got {type(data).__name__}.")
+        raise UsageError(f"Data with people must be a folder with one folder for each, got {type(data).__name__}.")
     return Diagnosis(dataset, find_problems(dataset, people=people is not None))
 
 
@@ -284,22 +289,26 @@ def runs(
     folders: Annotated[
         "str | Path | tuple[str | Path, ...] | list[str | Path]",
         argument(
-            "Folders that train or finetune wrote, or folders of such.", metavar="RUN|DIR", cli_type=tuple[str, ...]
+            "Folders written by train or finetune, or folders that contain them.",
+            metavar="RUN|DIR",
+            cli_type=tuple[str, ...],
         ),
     ],
     *,
     page: Annotated[
-        str | Path | None, folder_flag("Also write a page with the curves over steps and over seconds.")
+        str | Path | None, folder_flag("Also write a page with the training curves over steps and over time.")
     ] = None,
     force: Annotated[bool, flag("Overwrite DIR if vitrail wrote it.")] = False,
     command: RecordedCommand = "",
 ) -> "RunComparison":
-    """Compare runs: scores with intervals, settings that differ, and a paired test on the same test images.
+    """Compare training runs by their scores and settings.
+
+    Scores have 95 % intervals. Runs with the same test images are compared by a paired test.
 
     >>> for lr in (0.001, 0.01):
     ...     result = vitrail.train("digits", "ViT-Pico/2", steps=2, batch=16, lr=lr, output=f"runs/{lr}")
-    >>> found = vitrail.runs("runs")
-    >>> found.names, found.differences["learning_rate"], len(found.pairs)
+    >>> comparison = vitrail.runs("runs")
+    >>> comparison.names, comparison.differences["learning_rate"], len(comparison.pairs)
     (('0.01', '0.001'), [0.01, 0.001], 1)
     """
     folders = tuple(folders) if isinstance(folders, tuple | list) else (folders,)
@@ -307,17 +316,17 @@ def runs(
         if not isinstance(folder, str | Path):
             raise UsageError(f"Runs must be paths, got {folder!r}.")
     if not folders:
-        raise UsageError("Runs must be given: folders that train or finetune wrote, got none.")
+        raise UsageError("Runs must be folders written by train or finetune, got none.")
     if page is not None:
         check_output(Path(page), force=force)
     from vitrail.evaluation.compare_runs import compare_runs
 
-    found = compare_runs(folders)
+    comparison = compare_runs(folders)
     if page is not None:
         from vitrail.reports.runs_page import write_runs_page
 
-        write_runs_page(found, Path(page), command=command, force=force)
-    return found
+        write_runs_page(comparison, Path(page), command=command, force=force)
+    return comparison
 
 
 @command
@@ -325,12 +334,15 @@ def demo(
     *,
     output: Annotated[str | Path, folder_flag("Folder to write.", cli_default=Path("demo"))] = "demo",
     epochs: Annotated[int, flag("Number of passes over the training digits.", metavar="N")] = 100,
-    seed: Annotated[int, flag("The same seed and machine give the same model.", metavar="S")] = 0,
+    seed: Annotated[int, flag("Random seed. The same seed and machine give the same weights.", metavar="S")] = 0,
     resume: Resume = False,
-    force: Annotated[bool, flag("Overwrite the output if it is a run of vitrail.")] = False,
-    lab: Annotated[bool, flag("End with a minute of the bias lab (extra `lab`).")] = True,
+    force: Annotated[bool, flag("Overwrite DIR if vitrail wrote it.")] = False,
+    lab: Annotated[bool, flag("Also run the bias lab for a minute (needs the extra `lab`).")] = True,
 ) -> "Result":
-    """Train a small Vision Transformer on 1,437 embedded digits, test it on 360 others, and plot its attention."""
+    """Train a small ViT on embedded digits and plot its attention.
+
+    It is trained on 1,437 digits and tested on 360 others. Then the embedded bundle classifies 40 images of clothes.
+    """
     from vitrail.api.demo import run
 
     return run(Path(output), epochs=epochs, seed=seed, resumes=resume, force=force, lab=lab)

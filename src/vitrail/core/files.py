@@ -200,7 +200,7 @@ def _refuse_foreign(path: Path, is_replaceable: Callable[[Path], bool]) -> None:
         )
     raise UsageError(
         f"Output must not exist yet, or must be a folder that vitrail wrote, got {str(path)!r}. Choose another"
-        " path, or move it away yourself."
+        " path, or move it away."
     )
 
 

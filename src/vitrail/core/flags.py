@@ -18,6 +18,10 @@ class _Unset:
         return "unset"
 
 
+SPEED = "speed and hardware"
+RECORDS = "checkpoints and records"
+"""Headings of `--help` for less common flags."""
+
 UNSET: Any = _Unset()
 """Command-line default of a parameter that has the same default as in Python."""
 REQUIRED: Any = dataclasses.MISSING
@@ -32,6 +36,8 @@ class Flag:
     """Text of `--help` and of the documentation."""
     metavar: str | None = None
     """Placeholder of the value in `--help`."""
+    group: str = ""
+    """Heading of `--help` under which the flag is listed; empty for the most common flags."""
     python: str = ""
     """Values that only Python accepts, which the documentation adds to `help`."""
     default: Any = None

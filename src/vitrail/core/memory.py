@@ -96,12 +96,12 @@ def _free_of_cgroups(groups: Path = Path("/proc/self/cgroup"), tree: Path = Path
                     cache = re.search(r"^(?:total_)?inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.M)
                     used = int((folder / usage).read_text()) - (int(cache[1]) if cache else 0)
                     yield int((folder / limit).read_text()) - used
-                except (OSError, ValueError):  # no such group, or "max", which is no limit
+                except (OSError, ValueError):  # the group is missing, or unlimited ("max")
                     continue
 
 
 def _free_of_process() -> Iterator[int]:
-    """Yield the bytes that the limit of the address space still allows; nothing if there is no limit."""
+    """Yield the bytes that the limit of the address space still allows; nothing without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         try:
