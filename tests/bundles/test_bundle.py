@@ -49,7 +49,9 @@ def make(**changes):
     norm=st.sampled_from(["layer", "batch"]),
     labels=st.none() | st.lists(st.text(min_size=1), min_size=3, max_size=3, unique=True),
 )
-def test_round_trip(tmp_path_factory, position, pool, registers, representation, norm, labels):
+def test_a_saved_bundle_loads_with_equal_parts_and_logits(
+    tmp_path_factory, position, pool, registers, representation, norm, labels
+):
     model = tiny(position=position, pool=pool, registers=registers, representation=representation, norm=norm)
     labels = None if labels is None else tuple(labels)
     bundle = vitrail.Bundle(model=model, preprocess=GREY_8, labels=labels, provenance={"a": [1, None, "é"]})
@@ -65,7 +67,7 @@ def test_round_trip(tmp_path_factory, position, pool, registers, representation,
     assert not loaded.model.training
 
 
-def test_equal_weights_are_equal_bytes(tmp_path):
+def test_equal_bundles_are_written_as_equal_bytes(tmp_path):
     for name in ("one", "other"):
         vitrail.save(make(), tmp_path / name)
     for file in (tmp_path / "one").iterdir():
@@ -81,7 +83,7 @@ def test_a_loaded_bundle_can_be_trained_and_moved(tmp_path):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_a_bundle_without_a_head_of_version_0_1_is_still_one():
+def test_a_bundle_without_a_head_of_version_0_1_loads_without_classes():
     """Version 0.1 wrote it with one class and a head of zeros."""
     bundle = vitrail.load(FIXTURES / "bundle-without-head")
     assert (bundle.model.config.classes, bundle.model.config.predicts) == (0, "features")
@@ -92,7 +94,7 @@ def test_a_bundle_without_a_head_of_version_0_1_is_still_one():
         bundle.info.check_classifies()
 
 
-def test_the_fixture_of_format_1_loads_for_ever():
+def test_the_fixture_of_format_1_loads_with_the_same_logits():
     bundle = vitrail.load(FIXTURE)
     assert bundle.labels == ("cat", "dog", "새")
     assert bundle.preprocess.std == (0.25,)
@@ -210,7 +212,7 @@ def test_a_newer_format_and_an_unknown_family_are_refused(copy):
         ("preprocess.json", lambda fields: {**fields, "resolution": [9, 9]}, "must give the model's resolution"),
     ],
 )
-def test_consistent_nonsense_is_refused(copy, name, change, message):
+def test_invalid_documents_with_valid_checksums_are_refused(copy, name, change, message):
     rewrite(copy, name, change)
     assert message in load_error(copy)
 
@@ -224,7 +226,7 @@ LARGE_GRIDS = [
 ]
 
 
-def test_a_small_bundle_that_asks_for_a_large_grid_takes_no_memory(copy):
+def test_a_small_bundle_with_a_large_grid_is_refused_without_allocating_memory(copy):
     """Its header is compared with the shapes of its configuration before any table is allocated."""
     plain = json.loads((copy / "config.json").read_text())
     folders = []
@@ -258,7 +260,7 @@ def test_a_small_bundle_that_asks_for_a_large_grid_takes_no_memory(copy):
     assert int(done.stdout) < 20_000  # kB
 
 
-def test_paths_that_are_no_bundles(tmp_path):
+def test_paths_that_are_not_bundles_are_refused(tmp_path):
     (tmp_path / "file").write_text("hello")
     (tmp_path / "empty").mkdir()
     for name, message in (("nowhere", "that exists"), ("file", "got the file"), ("empty", f"without {MANIFEST}")):
@@ -276,7 +278,7 @@ def test_paths_that_are_no_bundles(tmp_path):
         ({"preprocess": GREY_8.replace(mean=(0.5,) * 3, std=(0.5,) * 3)}, "must give the model's 1 channels, got 3"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(changes, message):
+def test_parts_that_do_not_match_the_model_are_refused(changes, message):
     with pytest.raises(UsageError, match=message):
         vitrail.Bundle(**{"model": tiny(), "preprocess": GREY_8, **changes})
 
@@ -303,7 +305,7 @@ def test_a_failing_write_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_is_no_longer_its_configuration_is_refused_before_anything_is_save_and_load(tmp_path):
+def test_a_model_that_does_not_match_its_configuration_is_refused_before_writing(tmp_path):
     bundle = make()
     bundle.model.norm = torch.nn.LayerNorm(5)
     with pytest.raises(UsageError, match=r"norm\.bias has shape \(5,\) instead of \(16,\)"):
@@ -321,7 +323,7 @@ HEADS = [
 
 
 @pytest.mark.parametrize(("head", "message"), HEADS, ids=lambda value: str(value)[:30])
-def test_a_head_that_does_not_fit_is_refused_before_anything_is_save_and_load(tmp_path, head, message):
+def test_a_head_that_does_not_match_the_model_is_refused_before_writing(tmp_path, head, message):
     bundle = make()
     bundle.model.head = head
     with pytest.raises(UsageError) as caught:
@@ -342,7 +344,7 @@ def test_an_assigned_head_sets_the_classes(tmp_path):
     assert torch.equal(loaded.model(images), bundle.model(images))
 
 
-def test_a_model_card_is_for_people():
+def test_a_model_card_lists_the_provenance_as_nested_items():
     provenance = {
         "data_fingerprint": "d567",
         "seconds": 5266.7,
@@ -418,14 +420,14 @@ def test_scores_stay_with_the_weights_they_were_measured_on(tmp_path, scored):
     assert "accuracy" not in (tmp_path / "new" / "README.md").read_text()
 
 
-def test_a_new_head_in_place_takes_the_scores_away(tmp_path, scored):
+def test_a_new_head_in_place_removes_the_scores(tmp_path, scored):
     scored.model.reset_classifier(3)
     assert "scores" not in dataclasses.replace(scored, labels=("x", "y", "z")).provenance
     vitrail.save(scored, tmp_path / "new")
     assert "scores" not in vitrail.load(tmp_path / "new").provenance
 
 
-def test_scores_are_of_the_preprocessing_and_the_labels_that_they_were_measured_with(scored):
+def test_changed_preprocessing_or_labels_remove_the_scores(scored):
     preprocess = dataclasses.replace(scored.preprocess, mean=(0.1,) * scored.preprocess.channels)
     assert dataclasses.replace(scored, preprocess=preprocess).provenance == {"seed": 1}
     relabelled = dataclasses.replace(scored, labels=("left", "right", "none")[: scored.model.config.classes])
@@ -435,7 +437,7 @@ def test_scores_are_of_the_preprocessing_and_the_labels_that_they_were_measured_
     assert "scores" not in dataclasses.replace(fashion, labels=fashion.labels[::-1]).provenance
 
 
-def test_scores_of_a_run_leave_with_its_weights(tmp_path):
+def test_changed_weights_of_a_run_remove_its_scores(tmp_path):
     result = vitrail.train("digits", "ViT-Pico/2", steps=1, quiet=True)
     vitrail.save(result.bundle, tmp_path / "as-it-is")
     assert vitrail.load(tmp_path / "as-it-is").provenance["scores"] == result.bundle.provenance["scores"]
@@ -445,7 +447,7 @@ def test_scores_of_a_run_leave_with_its_weights(tmp_path):
     assert "scores" not in vitrail.load(tmp_path / "changed").provenance
 
 
-def test_a_failing_write_keeps_what_was_there(tmp_path):
+def test_a_failing_write_keeps_the_existing_bundle(tmp_path):
     vitrail.save(make(), tmp_path / "one")
 
     def write_half():
@@ -459,7 +461,7 @@ def test_a_failing_write_keeps_what_was_there(tmp_path):
 
 
 @pytest.mark.parametrize("exchange", [True, False])
-def test_an_interrupt_between_the_renames_keeps_what_was_there(tmp_path, monkeypatch, exchange):
+def test_an_interrupt_between_the_renames_keeps_the_existing_bundle(tmp_path, monkeypatch, exchange):
     """Ctrl-C between the renames of a forced overwrite, with and without the system's atomic exchange."""
     vitrail.save(make(), tmp_path / "one")
 
@@ -489,7 +491,7 @@ def test_force_works_without_the_systems_exchange(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
-def test_force_replaces_only_what_we_wrote(tmp_path):
+def test_force_replaces_only_folders_that_vitrail_wrote(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").write_text("years of work")
     (tmp_path / "notes.txt").write_text("mine")
@@ -519,7 +521,7 @@ def test_force_replaces_only_what_we_wrote(tmp_path):
     assert vitrail.load(tmp_path / "empty").labels == ("a", "b", "c")
 
 
-def test_weights_that_are_not_finite_are_refused(tmp_path):
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     bundle = make()
     with torch.no_grad():
         bundle.model.head.bias[1] = torch.nan
@@ -553,7 +555,7 @@ def test_weights_that_are_not_finite_are_not_loaded(copy, image, call, number):
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
 
 
-def test_answers_of_weights_that_are_too_large_are_errors(copy, image, call, tmp_path):
+def test_predictions_that_overflow_are_errors(copy, image, call, tmp_path):
     change_tensor(copy, "head.weight", lambda weight: torch.full_like(weight, 2e38))
     change_tensor(copy, "norm.weight", lambda weight: torch.full_like(weight, 1e30))
     vitrail.load(copy)  # every weight is finite, but their sum is not
@@ -568,7 +570,7 @@ def test_answers_of_weights_that_are_too_large_are_errors(copy, image, call, tmp
         vitrail.Classifier(copy).predict([np.zeros((8, 8), np.uint8)])
 
 
-def test_json_holds_no_word_that_is_none(capsys):
+def test_printed_json_has_null_for_numbers_that_are_not_finite(capsys):
     print_json({"a": [float("nan"), {"b": float("-inf")}], "c": (1.5, "NaN")})
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
         "a": [None, {"b": None}],
@@ -576,7 +578,7 @@ def test_json_holds_no_word_that_is_none(capsys):
     }
 
 
-def test_weights_of_one_precision_and_of_types_that_models_compute_with(copy):
+def test_weights_of_mixed_or_unsupported_dtypes_are_refused(copy):
     change_tensor(copy, "norm.weight", lambda weight: weight.half())
     assert "norm.weight has numbers of type torch.float16 instead of torch.float32" in load_error(copy)
     change_tensor(copy, "norm.weight", lambda weight: weight.to(torch.float8_e4m3fn))
@@ -595,12 +597,12 @@ def test_weights_of_one_precision_and_of_types_that_models_compute_with(copy):
         {"provenance": {"a": float("nan")}},
     ],
 )
-def test_things_that_are_no_parts_are_refused(invalid_parts):
+def test_parts_of_wrong_types_are_refused(invalid_parts):
     with pytest.raises(UsageError):
         vitrail.Bundle(**{"model": tiny(), "preprocess": GREY_8, **invalid_parts})
 
 
-def test_an_output_that_appears_meanwhile_is_not_oversave_and_load(tmp_path):
+def test_an_output_that_appears_during_the_write_is_not_overwritten(tmp_path):
     def write():
         with atomic_folder(tmp_path / "one") as folder:
             (folder / "config.json").write_text("{}")
@@ -612,7 +614,7 @@ def test_an_output_that_appears_meanwhile_is_not_oversave_and_load(tmp_path):
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["precious"]
 
 
-def test_half_precision_bundles_answer(tmp_path):
+def test_half_precision_bundles_predict(tmp_path):
     bundle = make()
     bundle.model.bfloat16()
     vitrail.save(bundle, tmp_path / "one")
@@ -621,7 +623,7 @@ def test_half_precision_bundles_answer(tmp_path):
     assert vitrail.load(tmp_path / "one").model.head.weight.dtype == torch.bfloat16
 
 
-def test_many_bands(tmp_path):
+def test_a_model_of_13_channels_predicts_from_arrays(tmp_path):
     model = tiny(channels=13)
     preprocess = GREY_8.replace(mean=(0.5,) * 13, std=(0.5,) * 13)
     vitrail.save(vitrail.Bundle(model=model, preprocess=preprocess), tmp_path / "one")
@@ -632,7 +634,7 @@ def test_many_bands(tmp_path):
         preprocess([bands[..., :3]])
 
 
-def test_an_output_that_cannot_be_written_is_one_line(tmp_path):
+def test_an_output_that_cannot_be_written_gives_an_error_of_one_line(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(VitrailError, match="Output must be in a folder that can be written"):
         vitrail.save(make(), tmp_path / "file" / "one")
@@ -669,19 +671,19 @@ def test_a_killed_write_leaves_no_bundle(tmp_path):
         {"mean": ("a", "b", "c")},
     ],
 )
-def test_impossible_preprocessing_is_refused(invalid_settings):
+def test_invalid_preprocessing_is_refused(invalid_settings):
     with pytest.raises(UsageError) as caught:
         Preprocess(**invalid_settings)
     assert "\n" not in str(caught.value)
 
 
 @given(width=st.integers(1, 60), height=st.integers(1, 60), rows=st.integers(1, 20), columns=st.integers(1, 20))
-def test_any_image_becomes_the_models_shape(width, height, rows, columns):
+def test_images_of_any_size_are_resized_to_the_models_resolution(width, height, rows, columns):
     preprocess = Preprocess(resolution=(rows, columns), crop_fraction=0.8)
     assert preprocess([np.zeros((height, width, 3), np.uint8)]).shape == (1, 3, rows, columns)
 
 
-def test_arrays_that_are_no_images_are_refused(tmp_path):
+def test_values_that_are_not_images_are_refused(tmp_path):
     for not_an_image in (np.zeros((4, 4)), np.zeros((4, 4, 3, 1), np.uint8), np.zeros((0, 4), np.uint8), 7):
         with pytest.raises(UsageError):
             Preprocess()([not_an_image])
@@ -692,7 +694,7 @@ def test_arrays_that_are_no_images_are_refused(tmp_path):
         Preprocess()([tmp_path / "broken.png"])
 
 
-def test_classifier_answers_by_label_best_first():
+def test_classifier_returns_labels_sorted_by_score():
     classifier, bundle = vitrail.Classifier(FIXTURE), vitrail.load(FIXTURE)
     images = [np.full((20, 10), level, np.uint8) for level in (0, 128, 255)]
     predictions = classifier.predict(iter(images), batch_size=2)

@@ -27,7 +27,7 @@ SLOW_NAMES = (
 )
 
 
-def test_every_entry_is_what_timms_own_table_says():
+def test_every_entry_equals_the_one_in_timms_table():
     models = import_peer("timm").models
     for page in ("README.md", "README.ko.md", "docs/weights.md", "docs/weights.ko.md"):
         assert str(len(catalogue())) in (ROOT / page).read_text(encoding="utf-8")
@@ -44,7 +44,7 @@ def test_every_entry_is_what_timms_own_table_says():
             assert entry.original.startswith(("https://storage.googleapis.com/", "https://dl.fbaipublicfiles.com/"))
 
 
-def test_every_size_and_every_family_is_there_and_each_model_builds():
+def test_all_sizes_and_families_are_listed_and_each_model_builds():
     families = {entry.config.family for entry in catalogue().values()}
     assert families == {"vit", "hybrid", "resnet", "mixer"}
     assert {entry.model[4:].partition("/")[0] for entry in catalogue().values() if entry.model.startswith("ViT-")} == {
@@ -64,7 +64,7 @@ def test_every_size_and_every_family_is_there_and_each_model_builds():
 
 
 @pytest.mark.slow
-def test_every_count_is_timms():
+def test_every_parameter_count_equals_timms():
     timm = import_peer("timm")
     for entry in catalogue().values():
         with torch.device("meta"):
@@ -81,7 +81,7 @@ def test_accuracies_are_cited_and_plausible():
         assert entry.source in (None, "timm", "facebookresearch/dino", "facebookresearch/dinov2")
 
 
-def test_class_names_are_imagenets_in_timms_order():
+def test_class_names_equal_timms_names_of_imagenet():
     timm = import_peer("timm")
     theirs = timm.data.ImageNetInfo("imagenet-1k")
     names = catalogue()["deit-ti16.in1k"].class_names
@@ -89,7 +89,7 @@ def test_class_names_are_imagenets_in_timms_order():
     assert catalogue()["vit-b16.augreg-in21k"].class_names is None
 
 
-def test_patterns_and_names_of_others():
+def test_patterns_and_names_of_other_libraries_find_checkpoints():
     assert {entry.model for entry in list_published("VIT-b16*")} == {"ViT-B/16"}
     assert [entry.name for entry in list_published("timm/deit_tiny*")] == ["deit-ti16.in1k"]
     assert len(list_published("BiT-*")) == 12
@@ -102,7 +102,7 @@ def test_patterns_and_names_of_others():
         list_published("")
 
 
-def test_the_list_is_printed_without_torch_and_without_a_connection():
+def test_weights_are_listed_without_torch_and_without_a_connection():
     script = (
         "import sys, socket; socket.socket.connect = None; from vitrail.cli import main\n"
         "main(['weights', 'vit-b16*', '--json'])\nassert 'torch' not in sys.modules"
@@ -126,7 +126,7 @@ def test_the_list_is_printed_without_torch_and_without_a_connection():
     ],
 )
 @pytest.mark.parametrize("name", ["vit-b16.augreg-in21k-1k", "hf:google/vit-base-patch16-224"])
-def test_commands_that_want_a_bundle_say_how_to_get_it(call, tmp_path, monkeypatch, command, name):
+def test_commands_that_need_a_bundle_explain_how_to_fetch_it(call, tmp_path, monkeypatch, command, name):
     monkeypatch.chdir(tmp_path)
     from PIL import Image
 
@@ -179,11 +179,11 @@ def check_conversion(entry, report, config):
 
 
 @pytest.mark.parametrize("name", FAST_NAMES)
-def test_an_entry_is_fetched_by_name_and_proved(server, tmp_path, monkeypatch, name):
+def test_a_small_checkpoint_is_fetched_by_name_and_proved(server, tmp_path, monkeypatch, name):
     check_conversion(*convert_published(server, tmp_path, monkeypatch, name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW_NAMES)
-def test_a_larger_entry_is_fetched_by_name_and_proved(server, tmp_path, monkeypatch, name):
+def test_a_large_checkpoint_is_fetched_by_name_and_proved(server, tmp_path, monkeypatch, name):
     check_conversion(*convert_published(server, tmp_path, monkeypatch, name))

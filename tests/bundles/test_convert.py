@@ -55,7 +55,7 @@ def has_equal_weights(model, other_model):
 
 @pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
 @pytest.mark.parametrize("has_sidecar", [True, False])
-def test_there_and_back_are_the_same_bits(tmp_path, to, has_sidecar):
+def test_a_round_trip_through_each_format_gives_identical_weights(tmp_path, to, has_sidecar):
     bundle = small()
     convert_bundle(tmp_path, bundle, to, verifies=False)
     if not has_sidecar:  # only settings that the format itself can store
@@ -76,7 +76,7 @@ def test_there_and_back_are_the_same_bits(tmp_path, to, has_sidecar):
         assert imported.bundle.preprocess.replace(interpolation="bicubic") == bundle.preprocess
 
 
-def test_a_bundle_comes_back_with_its_provenance_and_proofs(tmp_path):
+def test_a_round_trip_keeps_provenance_and_proofs(tmp_path):
     bundle = small()
     proofs = [{"library": "timm", "not_verified": "not asked for"}]
     bundle.provenance.update(converted_from="timm", proofs=proofs)
@@ -110,7 +110,7 @@ def test_the_proof_of_googles_format_names_timm_which_reads_the_file(tmp_path, m
         ("torchvision", {"representation": "tanh"}),
     ],
 )
-def test_corners_of_the_formats_go_there_and_back(tmp_path, to, changes):
+def test_unusual_settings_survive_a_round_trip(tmp_path, to, changes):
     bundle = small(**changes)
     convert_bundle(tmp_path, bundle, to, verifies=False)
     (tmp_path / to / "vitrail.json").unlink()
@@ -141,7 +141,7 @@ def test_corners_of_the_formats_go_there_and_back(tmp_path, to, changes):
         ),
     ],
 )
-def test_the_other_families_go_there_and_back(tmp_path, name, to):
+def test_hybrid_mixer_and_bit_survive_a_round_trip(tmp_path, name, to):
     model = redraw(vitrail.create(name, classes=3), std=0.02)
     bundle = vitrail.Bundle(model=model, preprocess=Preprocess())
     convert_bundle(tmp_path, bundle, to, verifies=False)
@@ -155,7 +155,7 @@ def test_the_other_families_go_there_and_back(tmp_path, name, to):
 
 
 @pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
-def test_every_tensor_must_have_its_place(tmp_path, to):
+def test_missing_unknown_and_misshapen_tensors_are_refused(tmp_path, to):
     bundle = small()
     convert_bundle(tmp_path, bundle, to, verifies=False)
     folder = tmp_path / to
@@ -182,7 +182,7 @@ def test_every_tensor_must_have_its_place(tmp_path, to):
 FORMATS_OF_VIT = ("google", "huggingface", "timm", "torchvision")
 
 
-def test_what_another_library_cannot_express_is_refused(tmp_path):
+def test_settings_that_another_library_cannot_represent_are_refused(tmp_path):
     pool_error, activation_error = (
         "Model must have pool 'cls' for transformers, got 'gap'",
         "Model must have activation 'gelu' for torchvision, got 'gelu-",
@@ -216,7 +216,7 @@ def test_what_another_library_cannot_express_is_refused(tmp_path):
         assert not (folder / to).exists()
 
 
-def test_a_wrong_model_is_not_proved(tmp_path, monkeypatch):
+def test_a_misread_setting_fails_the_proof(tmp_path, monkeypatch):
     """If vitrail misreads a file, the proof fails and nothing is written."""
     import_peer("transformers")
     convert_bundle(tmp_path, small(), "huggingface", verifies=False)
@@ -234,13 +234,13 @@ def test_a_wrong_model_is_not_proved(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("width", "heads"), [(192, 3), (1024, 16), (1280, 16), (1408, 16), (1152, 16), (128, 2)])
-def test_heads_are_those_of_published_models(width, heads):
+def test_inferred_heads_are_those_of_published_models(width, heads):
     inferred_heads, note = infer_heads(width, None)
     assert inferred_heads == heads
     assert "does not state the number of heads" in note
 
 
-def test_heads_that_are_said_are_kept(tmp_path):
+def test_heads_that_config_json_states_are_used(tmp_path):
     bundle = small(heads=4)
     convert_bundle(tmp_path, bundle, "timm", verifies=False)
     (tmp_path / "timm" / "vitrail.json").unlink()
@@ -249,7 +249,7 @@ def test_heads_that_are_said_are_kept(tmp_path):
     assert import_weights(str(tmp_path / "ours" / "model.safetensors"), UserHints()).bundle.model.config.heads == 4
 
 
-def test_a_wrong_number_of_heads_is_not_proved(tmp_path):
+def test_a_wrong_number_of_heads_fails_the_proof(tmp_path):
     """The other library builds the model with its own function, not with the inferred settings."""
     timm = import_peer("timm")
     peer = redraw(timm.create_model("vit_base_patch16_gap_224", depth=1, num_classes=3, img_size=64), std=0.05)
@@ -282,7 +282,7 @@ def test_config_json_cannot_make_timm_open_or_build_something_else(tmp_path, mon
     assert reason in report["proofs"][0]["not_verified"]
 
 
-def test_what_was_changed_since_is_not_believed(tmp_path):
+def test_a_sidecar_is_ignored_if_files_have_changed(tmp_path):
     """The folder that `convert` wrote was trained further by another program."""
     bundle = small()
     convert_bundle(tmp_path, bundle, "huggingface", verifies=False)
@@ -312,7 +312,7 @@ def test_what_was_changed_since_is_not_believed(tmp_path):
         ("config.json", {"hidden_size": 3}, False),
     ],
 )
-def test_strange_documents_are_read_or_refused_in_a_line(tmp_path, file, change, is_read):
+def test_unusual_documents_are_read_or_refused_in_one_line(tmp_path, file, change, is_read):
     bundle = small()
     convert_bundle(tmp_path, bundle, "huggingface", verifies=False)
     folder = tmp_path / "huggingface"
@@ -330,14 +330,14 @@ def test_strange_documents_are_read_or_refused_in_a_line(tmp_path, file, change,
     assert "\n" not in str(caught.value)
 
 
-def test_an_index_that_names_itself_is_refused(tmp_path):
+def test_an_index_that_lists_itself_is_refused(tmp_path):
     name = "model.safetensors.index.json"
     (tmp_path / name).write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(CorruptFileError, match="must name files in its own folder"):
         import_weights(str(tmp_path), UserHints())
 
 
-def test_npz_without_a_head_and_in_half_precision(tmp_path):
+def test_npz_files_are_read_without_a_head_and_in_bfloat16(tmp_path):
     import_peer("timm")
     bundle = small(activation="gelu-tanh")
     convert_bundle(tmp_path, bundle, "google", verifies=False)
@@ -358,7 +358,7 @@ def test_npz_without_a_head_and_in_half_precision(tmp_path):
     ("to", "changes"),
     [("timm", {"pool": "gap"}), ("google", {"activation": "gelu-tanh"}), ("huggingface", {"representation": "tanh"})],
 )
-def test_a_model_without_a_head_goes_there_and_back_as_one(tmp_path, to, changes):
+def test_a_model_without_a_head_survives_a_round_trip(tmp_path, to, changes):
     import_peer("transformers" if to == "huggingface" else "timm")
     bundle = small(classes=0, **changes)
     proofs = convert_bundle(tmp_path, bundle, to)["proofs"]
@@ -372,13 +372,13 @@ def test_a_model_without_a_head_goes_there_and_back_as_one(tmp_path, to, changes
     assert has_equal_weights(back.model, bundle.model)
 
 
-def test_a_model_without_a_head_is_refused_where_the_library_has_none(tmp_path):
+def test_a_model_without_a_head_is_refused_for_torchvision(tmp_path):
     with pytest.raises(UsageError, match="Model must have a head for torchvision, got a model without a head"):
         convert_bundle(tmp_path, small(classes=0), "torchvision")
     assert not (tmp_path / "torchvision").exists()
 
 
-def test_a_vit_of_transformers_with_its_pooler_is_proved_by_what_it_pools(tmp_path):
+def test_a_vit_of_transformers_with_a_pooler_is_proved_by_the_pooler_output(tmp_path):
     transformers = import_peer("transformers")
     sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
     config = transformers.ViTConfig(**sizes, image_size=64, patch_size=16)
@@ -388,7 +388,7 @@ def test_a_vit_of_transformers_with_its_pooler_is_proved_by_what_it_pools(tmp_pa
     assert vitrail.load(tmp_path / "ours").model.config.representation == "tanh"
 
 
-def test_small_models_that_timm_has_no_name_for_are_refused(tmp_path):
+def test_models_that_timm_does_not_publish_are_refused(tmp_path):
     model = redraw(vitrail.create("Mixer-Nano/7"), std=0.05)
     preprocess = Preprocess(resolution=28, mean=(0.5,), std=(0.5,))
     bundle = vitrail.Bundle(model=model, preprocess=preprocess)
@@ -398,7 +398,7 @@ def test_small_models_that_timm_has_no_name_for_are_refused(tmp_path):
         convert(str(tmp_path / "ours"), tmp_path / "huggingface", "huggingface", images=CLOTHES)
 
 
-def test_what_another_library_computes_otherwise_is_said(tmp_path):
+def test_notes_name_what_another_library_computes_differently(tmp_path):
     report = convert_bundle(tmp_path, small(norm_epsilon=1e-12), "google", verifies=False)
     assert report["notes"] == [
         "Google's code computes with epsilon 1e-06, this model with 1e-12",
@@ -419,7 +419,7 @@ def test_what_another_library_computes_otherwise_is_said(tmp_path):
         ("", None),
     ],
 )
-def test_the_licence_that_a_card_states_is_repeated(tmp_path, card, licence):
+def test_the_licence_of_a_model_card_is_kept(tmp_path, card, licence):
     convert_bundle(tmp_path, small(), "huggingface", verifies=False)
     (tmp_path / "huggingface" / "vitrail.json").unlink()
     (tmp_path / "huggingface" / "README.md").write_text(card)
@@ -432,7 +432,7 @@ def test_the_licence_that_a_card_states_is_repeated(tmp_path, card, licence):
     assert f"{key}: {json.dumps(licence or 'unknown')}\n" in written
 
 
-def test_the_licence_of_timms_settings_is_repeated_there_and_back(tmp_path):
+def test_the_licence_in_timms_config_is_kept_in_a_round_trip(tmp_path):
     convert_bundle(tmp_path, small(), "timm", verifies=False)
     (tmp_path / "timm" / "vitrail.json").unlink()
     assert import_weights(str(tmp_path / "timm"), UserHints()).bundle.provenance["licence"] == "mit"
@@ -445,7 +445,7 @@ def test_the_licence_of_timms_settings_is_repeated_there_and_back(tmp_path):
 # The command
 
 
-def test_convert_from_the_command_line(tmp_path):
+def test_the_convert_command_reports_as_json_and_refuses_errors_in_one_line(tmp_path):
     bundle = small()
     vitrail.save(bundle, tmp_path / "ours")
     done = run("convert", tmp_path / "ours", tmp_path / "hf", "--to", "huggingface", "--no-verify", "--json")
@@ -462,7 +462,7 @@ def test_convert_from_the_command_line(tmp_path):
         assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_the_former_name_of_images_still_works(call, tmp_path):
+def test_the_former_flag_pictures_still_works(call, tmp_path):
     (tmp_path / "photos").mkdir()
     Image.new("L", (28, 28), 99).save(tmp_path / "photos" / "a.png")
     vitrail.save(small(), tmp_path / "ours")
@@ -478,12 +478,12 @@ def test_the_former_name_of_images_still_works(call, tmp_path):
     assert "--pictures" not in done.stdout
 
 
-def test_the_formats_that_are_written_are_those_that_can_check_a_model():
+def test_written_formats_are_those_that_implement_check():
     writable = [name for name in FORMATS if FORMATS[name].check is not WeightFormat.check]
     assert written_formats() == ["vitrail", *writable]
 
 
-def test_a_format_that_is_not_written_is_refused_by_name(call, tmp_path):
+def test_a_format_that_cannot_be_written_is_refused_with_a_suggestion(call, tmp_path):
     done = call("convert", "fashion", tmp_path / "out", "--to", "hugginface")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "Format must be one of vitrail, huggingface, torchvision, google, timm" in done.stderr
@@ -492,7 +492,7 @@ def test_a_format_that_is_not_written_is_refused_by_name(call, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_library_that_cannot_import_its_model_is_no_refusal(tmp_path):
+def test_a_library_that_cannot_import_its_model_is_not_an_error(tmp_path):
     """transformers imports a model's class on first access, which fails if torchvision does not match torch. Runs in a
     process of its own, without the patches of other tests."""
     vitrail.save(small(), tmp_path / "ours")
@@ -502,7 +502,7 @@ def test_a_library_that_cannot_import_its_model_is_no_refusal(tmp_path):
     assert "largest_difference" in proof or "cannot be imported" in proof["not_verified"]
 
 
-def test_the_first_cause_says_why_a_library_cannot_be_imported(tmp_path, monkeypatch):
+def test_the_first_error_of_a_failed_import_is_reported(tmp_path, monkeypatch):
     def fail_to_import(name):
         try:
             raise RuntimeError("operator torchvision::nms does not exist")
@@ -518,7 +518,7 @@ def test_the_first_cause_says_why_a_library_cannot_be_imported(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("to", ["vitrail", "timm"])
-def test_a_full_disk_is_one_line_and_leaves_nothing(call, monkeypatch, tmp_path, to):
+def test_a_full_disk_gives_an_error_of_one_line_and_leaves_no_file(call, monkeypatch, tmp_path, to):
     def raise_disk_full(*_, **__):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 

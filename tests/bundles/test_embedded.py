@@ -20,7 +20,7 @@ def bundle():
     return vitrail.load("fashion")
 
 
-def test_it_is_small_plain_and_the_only_one(bundle):
+def test_the_embedded_bundle_is_small_and_the_only_one(bundle):
     config = bundle.model.config
     assert config.parameters <= 400_000
     assert (config.family, config.pool, config.position, config.patch) == ("vit", "cls", "learned-1d", (4, 4))
@@ -28,12 +28,12 @@ def test_it_is_small_plain_and_the_only_one(bundle):
     assert sum(path.stat().st_size for path in (PACKAGE / "embedded" / "fashion").iterdir()) <= 3_000_000
 
 
-def test_its_card_is_the_one_that_this_version_writes(bundle):
+def test_the_embedded_model_card_equals_the_one_that_this_version_writes(bundle):
     card = (PACKAGE / "embedded" / "fashion" / "README.md").read_text()
     assert card == model_card(bundle.model.config, bundle.provenance)
 
 
-def test_it_names_images_that_it_has_never_seen(bundle):
+def test_the_embedded_model_classifies_held_out_images(bundle):
     data = open_data("fashion-40")
     clothes = data.splits["test"]
     predictions = vitrail.Classifier(bundle).predict(clothes.images, top_k=1)
@@ -48,7 +48,7 @@ def test_it_names_images_that_it_has_never_seen(bundle):
 
 
 @pytest.mark.slow
-def test_it_has_the_score_that_it_states(bundle, call):
+def test_the_embedded_model_has_the_accuracy_in_its_provenance(bundle, call):
     try:
         open_data("fashion-mnist")
     except VitrailError as error:
@@ -59,7 +59,7 @@ def test_it_has_the_score_that_it_states(bundle, call):
     assert bundle.provenance["scores"]["accuracy"] == pytest.approx(0.9297)
 
 
-def test_commands_know_it_by_its_name(tmp_path, monkeypatch):
+def test_commands_open_the_embedded_bundle_by_its_name(tmp_path, monkeypatch):
     (tmp_path / "fashion").mkdir()  # the name of an embedded bundle takes precedence over a folder
     monkeypatch.chdir(tmp_path)
     done = run("info", "fashion", "--json")

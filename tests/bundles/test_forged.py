@@ -99,7 +99,7 @@ def commands(bundle, images, output, *, inspects=True):
 
 @pytest.mark.parametrize("count", [4, pytest.param(None, marks=pytest.mark.slow, id="all")])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_forged_document_gives_a_result_or_one_line(name, count, tmp_path, call):
+def test_a_forged_document_gives_a_result_or_an_error_of_one_line(name, count, tmp_path, call):
     bundle, copy, images = (tmp_path / part for part in ("bundle", "copy", "images"))
     save_bundle(name, bundle)
     shutil.copytree(bundle, copy)

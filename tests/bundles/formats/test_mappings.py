@@ -20,14 +20,14 @@ MODELS = {
 PAIRS = [(family, name) for family in MODELS for name in load_object(FAMILIES[family].weights)]
 
 
-def test_every_mapping_is_of_a_weight_format():
+def test_every_state_dict_mapping_belongs_to_a_weight_format():
     with_weights = [family for family in FAMILIES if FAMILIES[family].weights]
     assert with_weights == list(MODELS)
     assert {name for _, name in PAIRS} == set(FORMATS)
 
 
 @pytest.mark.parametrize(("family", "name"), PAIRS)
-def test_entries_cover_every_tensor_once_and_joining_undoes_splitting(family, name):
+def test_entries_cover_every_tensor_once_and_joining_inverts_splitting(family, name):
     model, settings = MODELS[family]
     model = redraw(create(model, classes=0 if name == "dino" else 5, **settings), std=0.1)
     tensors = model.state_dict()
@@ -39,7 +39,7 @@ def test_entries_cover_every_tensor_once_and_joining_undoes_splitting(family, na
         assert torch.equal(entry.join([theirs[part] for part in entry.theirs]), tensors[entry.ours])
 
 
-def test_a_family_that_a_library_does_not_have_is_refused_by_name():
+def test_a_family_that_a_library_lacks_is_refused():
     config = create("MLP-Pico").config
     for name, library in (("google", "Google's code"), ("huggingface", "transformers"), ("timm", "timm")):
         with pytest.raises(UsageError, match=f"^Model must be one that {library} has, got family mlp.$"):

@@ -39,7 +39,7 @@ def assert_equal_predictions(bundle, forward):
     assert torch.equal(ours.argmax(1), theirs.argmax(1))
 
 
-def test_transformers_reads_what_we_wrote_with_labels_and_pixels(tmp_path):
+def test_transformers_reads_written_folders_with_labels_and_preprocessing(tmp_path):
     transformers = import_peer("transformers")
     bundle = small()
     report = convert_bundle(tmp_path, bundle, "huggingface")
@@ -56,7 +56,7 @@ def test_transformers_reads_what_we_wrote_with_labels_and_pixels(tmp_path):
         assert [row["score"] for row in theirs] == pytest.approx([row["score"] for row in ours], abs=2e-3)
 
 
-def test_timm_reads_what_we_wrote(tmp_path):
+def test_timm_reads_written_folders(tmp_path):
     timm = import_peer("timm")
     bundle = small()
     convert_bundle(tmp_path, bundle, "timm")
@@ -69,7 +69,7 @@ def test_timm_reads_what_we_wrote(tmp_path):
     assert_equal_predictions(bundle, by_hand)
 
 
-def test_timms_own_reader_of_npz_reads_what_we_wrote(tmp_path):
+def test_timm_reads_written_npz_files(tmp_path):
     timm = import_peer("timm")
     for number, changes in enumerate(({}, {"pool": "map"}, {"activation": "gelu-tanh"})):
         bundle = small(**changes)
@@ -91,7 +91,7 @@ def test_timms_own_reader_of_npz_reads_what_we_wrote(tmp_path):
         assert_equal_predictions(bundle, peer)
 
 
-def test_torchvision_reads_what_we_wrote(tmp_path):
+def test_torchvision_reads_written_state_dicts(tmp_path):
     torchvision = import_peer("torchvision")
     model = redraw(vitrail.create("ViT-B/16", name="", **{**SMALL, "heads": 2}), std=0.05)
     bundle = vitrail.Bundle(model=model, preprocess=Preprocess(resolution=64))
@@ -103,7 +103,7 @@ def test_torchvision_reads_what_we_wrote(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
-def test_the_papers_own_size_is_proved_by_each_library(tmp_path, to):
+def test_vit_b16_is_proved_by_each_library(tmp_path, to):
     """ViT-B/16 on 64 images, with the library's own function for this size (vit_b_16, ...)."""
     import_peer("torchvision" if to == "torchvision" else "transformers" if to == "huggingface" else "timm")
     model = redraw(vitrail.create("ViT-B/16", classes=10), std=0.03)
@@ -118,7 +118,7 @@ def test_the_papers_own_size_is_proved_by_each_library(tmp_path, to):
 # Files of other libraries
 
 
-def test_both_spellings_of_hugging_face_and_its_deit(tmp_path):
+def test_vit_and_deit_of_hugging_face_are_read_with_both_naming_schemes(tmp_path):
     transformers = import_peer("transformers")
     settings = {
         "hidden_size": 128,
@@ -153,7 +153,7 @@ def test_both_spellings_of_hugging_face_and_its_deit(tmp_path):
     assert any("number of heads; 2 are used" in note for note in imported.notes)
 
 
-def test_dinov2_of_hugging_face_and_of_facebook(tmp_path):
+def test_dinov2_is_read_and_proved_in_both_naming_schemes(tmp_path):
     transformers = import_peer("transformers")
     settings = {
         "hidden_size": 128,
@@ -198,7 +198,7 @@ def test_dinov2_of_hugging_face_and_of_facebook(tmp_path):
         prove(imported.bundle.model, imported.bundle.preprocess, imported.open_peer(), "", CLOTHES)
 
 
-def test_vits_of_hugging_face_without_a_config_are_proved_by_their_shapes(tmp_path):
+def test_vits_of_hugging_face_are_proved_without_config_json(tmp_path):
     transformers = import_peer("transformers")
     settings = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
     settings |= {"image_size": 64, "patch_size": 16, "num_labels": 5, "layer_norm_eps": 1e-12}
@@ -212,7 +212,7 @@ def test_vits_of_hugging_face_without_a_config_are_proved_by_their_shapes(tmp_pa
         assert report["proofs"][0]["largest_difference"] < 1e-4
 
 
-def test_big_vision_with_stacked_layers_and_prefixes(tmp_path):
+def test_big_vision_is_read_with_stacked_layers_and_prefixes(tmp_path):
     bundle = small(class_position=False)
     tensors = split_tensors(FORMATS["google"]("google").entries(bundle.model.config), bundle.model.state_dict())
     plain = {name: tensor.numpy() for name, tensor in tensors.items()}
@@ -233,7 +233,7 @@ def test_big_vision_with_stacked_layers_and_prefixes(tmp_path):
 
 
 @pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
-def test_deit_through_every_format_and_back_is_the_same_bundle(tmp_path, shared, to):
+def test_deit_is_unchanged_by_a_round_trip_through_each_format(tmp_path, shared, to):
     import_peer("timm")
     report = convert(str(shared / "deit-ti16"), tmp_path / "ours", "vitrail", images=CLOTHES[:8])
     import_peer("torchvision" if to == "torchvision" else "transformers" if to == "huggingface" else "timm")
@@ -248,7 +248,7 @@ def test_deit_through_every_format_and_back_is_the_same_bundle(tmp_path, shared,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
-def test_deit_answers_500_photos_the_same_even_if_only_the_format_speaks(tmp_path, shared, to):
+def test_deit_predicts_500_photos_equally_after_a_round_trip_without_sidecar(tmp_path, shared, to):
     """Without vitrail.json: preprocessing that a format does not store is passed as a hint, as a user would."""
     data = str(shared / "imagenet-val-500")
     convert(str(shared / "deit-ti16"), tmp_path / "ours", "vitrail", verifies=False, images=CLOTHES)

@@ -104,7 +104,7 @@ def leftovers(folder):
 # The Hub
 
 
-def test_a_repository_is_fetched_once_then_read_from_the_cache_then_offline(hub, tmp_path, monkeypatch):
+def test_a_repository_is_fetched_once_and_then_read_from_the_cache_also_offline(hub, tmp_path, monkeypatch):
     commit = hub.repositories["timm/small"]["commit"]
     imported = fetch("hf:timm/small")
     weights = hub.repositories["timm/small"]["files"]["model.safetensors"]
@@ -126,7 +126,7 @@ def test_a_repository_is_fetched_once_then_read_from_the_cache_then_offline(hub,
     assert again.bundle.provenance == offline.bundle.provenance == imported.bundle.provenance
 
 
-def test_only_what_is_needed_is_fetched_and_safetensors_before_pickles(hub, published):
+def test_only_weights_and_documents_are_fetched_and_safetensors_before_pickles(hub, published):
     files = {path.name: path.read_bytes() for path in (published / "timm").iterdir()}
     more = {"pytorch_model.bin": b"never", "tf_model.h5": b"never", "onnx/model.onnx": b"never", "script.py": b"never"}
     hub.publish("timm/more", {**files, **more, "README.md": b"---\nlicense: mit\n---\n"})
@@ -135,7 +135,7 @@ def test_only_what_is_needed_is_fetched_and_safetensors_before_pickles(hub, publ
     assert requested == {"README.md", "config.json", "model.safetensors"}
 
 
-def test_load_and_create_fetch_what_the_user_named_and_nothing_else(hub, published, tmp_path, monkeypatch, capsys):
+def test_load_and_create_fetch_only_the_source_that_the_user_named(hub, published, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(MODELS, "ViT-Toy/16", small().model.config.replace(name="ViT-Toy/16"))
     entry = Published(name="toy.mit", model="ViT-Toy/16", pixels=64, classes=5, hub="timm/small", licence="mit")
     monkeypatch.setattr("vitrail.bundles.pretrained.catalogue", lambda: {"toy.mit": entry})
@@ -161,7 +161,7 @@ def test_load_and_create_fetch_what_the_user_named_and_nothing_else(hub, publish
     assert len(hub.requests) == requests
 
 
-def test_a_revision_is_kept_apart(hub, published):
+def test_revisions_are_fetched_and_cached_separately(hub, published):
     first = hub.repositories["timm/small"]["commit"]
     assert fetch("hf:timm/small@v1.0").fetched.address.endswith(first)
     assert fetch(f"hf://timm/small@{first}").fetched.address.endswith(first)
@@ -173,7 +173,7 @@ def test_a_revision_is_kept_apart(hub, published):
     assert imported.library == "huggingface"
 
 
-def test_a_renamed_repository_is_found_and_said(hub, monkeypatch):
+def test_a_renamed_repository_is_fetched_with_a_note(hub, monkeypatch):
     hub.repositories["old/name"] = {"renamed": "timm/small", "files": {}, "commit": ""}
     imported = fetch("hf:old/name")
     assert imported.notes[0] == "hf:old/name is now called hf:timm/small"
@@ -182,7 +182,7 @@ def test_a_renamed_repository_is_found_and_said(hub, monkeypatch):
     assert fetch("hf:old/name").fetched.path.is_dir()
 
 
-def test_sharded_weights_and_pickles_and_odd_names(hub, published, tmp_path):
+def test_sharded_weights_pickles_and_unusual_names_are_fetched(hub, published, tmp_path):
     import torch
     from safetensors.torch import load, save
 
@@ -208,7 +208,7 @@ def test_sharded_weights_and_pickles_and_odd_names(hub, published, tmp_path):
         fetch("hf:me/lost")
 
 
-def test_a_bundle_that_was_uploaded_comes_back_as_it_was(hub, published, tmp_path):
+def test_an_uploaded_bundle_is_fetched_unchanged(hub, published, tmp_path):
     hub.publish("me/bundle", published / "ours")
     convert("hf:me/bundle", tmp_path / "back", "vitrail", images=CLOTHES)
     for name in ("model.safetensors", "labels.json", "preprocess.json"):
@@ -233,7 +233,9 @@ def test_a_bundle_that_was_uploaded_comes_back_as_it_was(hub, published, tmp_pat
         ),
     ],
 )
-def test_repositories_that_cannot_be_had(hub, published, tmp_path, call, address, message):
+def test_repositories_that_cannot_be_fetched_give_an_error_of_one_line(
+    hub, published, tmp_path, call, address, message
+):
     hub.publish("me/gated", published / "timm", gated="manual")
     hub.publish("me/private", published / "timm", private=True)
     hub.publish("me/empty", {"README.md": b"nothing"})
@@ -259,7 +261,7 @@ def test_tokens_open_gated_repositories_and_stay_with_the_hub(hub, published, mo
         fetch("hf:timm/small")
 
 
-def test_a_cut_connection_is_resumed_where_it_ended(hub, monkeypatch):
+def test_an_interrupted_connection_is_resumed_where_it_ended(hub, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 100)  # it keeps whole chunks
     hub.faults["/cdn/"] += [("cut", 1000), ("cut", 500)]
     assert fetch("hf:timm/small").tensors
@@ -268,7 +270,7 @@ def test_a_cut_connection_is_resumed_where_it_ended(hub, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", [503, ("cut", 10), "wrong"])
-def test_faults_that_last_leave_one_line_and_no_file(hub, tmp_path, call, fault):
+def test_persistent_faults_give_an_error_of_one_line_and_leave_no_file(hub, tmp_path, call, fault):
     hub.faults["/cdn/"] += [fault] + [("cut", 0) if isinstance(fault, tuple) else fault] * 40
     done = call("convert", "hf:timm/small", tmp_path / "out")
     assert done.returncode == 1
@@ -283,7 +285,7 @@ def test_faults_that_last_leave_one_line_and_no_file(hub, tmp_path, call, fault)
     assert fetch("hf:timm/small").tensors
 
 
-def test_a_listing_that_fails_falls_back_to_the_cache_with_a_note(hub):
+def test_a_failed_listing_falls_back_to_the_cache_with_a_note(hub):
     hub.faults["/api/models"] += [503] * 10
     with pytest.raises(
         VitrailError, match=r"cannot be reached \(it answers 503\), and hf:timm/small is not in the cache"
@@ -300,7 +302,7 @@ def test_a_listing_that_fails_falls_back_to_the_cache_with_a_note(hub):
 @pytest.mark.parametrize(
     "body", [b"<html>log in</html>", b"null", b"[]", b"{}", b'{"id": "timm/small", "sha": "../../x", "siblings": []}']
 )
-def test_what_answers_instead_of_the_hub_is_one_line_or_the_cache(hub, tmp_path, call, body):
+def test_responses_that_are_not_from_the_hub_give_an_error_or_the_cached_copy(hub, tmp_path, call, body):
     response = {"status": 200, "body": body, "Content_Length": str(len(body)), "Content_Type": "text/html"}
     hub.faults["/api/models"] += [response]
     done = call("convert", "hf:timm/small", tmp_path / "out")
@@ -313,7 +315,7 @@ def test_what_answers_instead_of_the_hub_is_one_line_or_the_cache(hub, tmp_path,
     assert f"{reason}: the copy in the cache is used" in fetch("hf:timm/small").notes
 
 
-def test_behind_a_wall_one_line_says_how_to_fetch_it_elsewhere(hub, monkeypatch, tmp_path, call):
+def test_an_unreachable_hub_gives_instructions_to_fetch_on_another_machine(hub, monkeypatch, tmp_path, call):
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://localhost:1")
     done = call("convert", "deit-ti16.in1k", tmp_path / "out")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
@@ -322,7 +324,7 @@ def test_behind_a_wall_one_line_says_how_to_fetch_it_elsewhere(hub, monkeypatch,
     assert "HF_HUB_OFFLINE is set, and hf:" in call("convert", "deit-ti16.in1k", tmp_path / "out").stderr
 
 
-def test_a_damaged_file_in_the_cache_is_not_trusted(hub, tmp_path):
+def test_a_corrupt_file_in_the_cache_is_refused_and_fetched_again(hub, tmp_path):
     weights = fetch("hf:timm/small").fetched.path / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
@@ -332,14 +334,14 @@ def test_a_damaged_file_in_the_cache_is_not_trusted(hub, tmp_path):
     assert fetch("hf:timm/small").tensors
 
 
-def test_a_file_that_cannot_be_read_leaves_the_cache(hub, tmp_path):
+def test_a_file_that_cannot_be_read_is_removed_from_the_cache(hub, tmp_path):
     hub.publish("me/none", {"model.safetensors": b"\x08\0\0\0\0\0\0\0{ none }"})
     with pytest.raises(CorruptFileError, match="cannot be read"):
         fetch("hf:me/none")
     assert leftovers(tmp_path / "hub") == []
 
 
-def test_a_hash_can_be_demanded(hub, tmp_path, call):
+def test_a_file_with_another_hash_than_requested_is_refused(hub, tmp_path, call):
     digest = hashlib.sha256(hub.repositories["timm/small"]["files"]["model.safetensors"]).hexdigest()
     assert fetch("hf:timm/small", sha256=digest.upper()).tensors
     with pytest.raises(CorruptFileError, match=f"must have the SHA-256 {'0' * 64}, got {digest}"):
@@ -348,13 +350,13 @@ def test_a_hash_can_be_demanded(hub, tmp_path, call):
         fetch("hf:timm/small", sha256="abc")
 
 
-def test_a_missing_client_is_one_line(hub, monkeypatch):
+def test_a_missing_client_gives_an_error_of_one_line(hub, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingError, match=r"needs the 'hub' extra .* pip install -c constraints.txt \"\.\[hub\]\""):
         fetch("hf:timm/small")
 
 
-def test_a_full_disk_is_one_line(hub, tmp_path, call):
+def test_a_full_disk_during_a_fetch_from_the_hub_leaves_no_file(hub, tmp_path, call):
     with mock.patch("huggingface_hub.file_download.http_get", side_effect=OSError(28, "No space left on device")):
         done = call("convert", "hf:timm/small", tmp_path / "out")
     assert done.returncode == 1
@@ -363,7 +365,7 @@ def test_a_full_disk_is_one_line(hub, tmp_path, call):
 
 
 @pytest.mark.parametrize("to", ["timm", "huggingface"])
-def test_what_we_write_is_uploaded_as_it_is_and_opens_from_the_hub(hub, published, tmp_path, monkeypatch, to):
+def test_written_folders_are_uploaded_unchanged_and_open_from_the_hub(hub, published, tmp_path, monkeypatch, to):
     """The client's `upload_folder` uploads the folder; the library and vitrail open the repository."""
     peer = import_peer("timm" if to == "timm" else "transformers")
     monkeypatch.setenv("HF_TOKEN", hub.token)
@@ -393,7 +395,7 @@ def test_what_we_write_is_uploaded_as_it_is_and_opens_from_the_hub(hub, publishe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["timm", "huggingface", "safetensors"])
-def test_deit_through_the_hub_scores_what_it_is_known_for(hub, shared, tmp_path, form):
+def test_deit_from_the_hub_has_its_known_accuracy(hub, shared, tmp_path, form):
     """Published as by timm, by transformers and as a single file: proved, and 356 of 500 photos are correct."""
     import_peer("transformers" if form == "huggingface" else "timm")
     files = {path.name: path.read_bytes() for path in (shared / "deit-ti16").iterdir()}
@@ -413,7 +415,7 @@ def test_deit_through_the_hub_scores_what_it_is_known_for(hub, shared, tmp_path,
     assert round(scores["accuracy"] * scores["count"]) == 356
 
 
-def test_an_interrupted_fetch_is_one_line_and_leaves_nothing(hub, tmp_path, call):
+def test_an_interrupted_fetch_gives_an_error_of_one_line_and_leaves_no_file(hub, tmp_path, call):
     with mock.patch("huggingface_hub.file_download.http_get", side_effect=KeyboardInterrupt):
         done = call("convert", "hf:timm/small", tmp_path / "out")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "vitrail: interrupted")
@@ -440,7 +442,7 @@ for number, source in enumerate(("hf:timm/small", "hf:timm/other"), 3):
 
 
 @pytest.mark.slow
-def test_with_the_network_cut_only_the_server_on_this_machine_is_needed(published, tmp_path):
+def test_without_a_network_only_the_local_server_is_contacted(published, tmp_path):
     """In a network namespace with only the loopback device, so that the real Hub cannot be reached."""
     script = ISOLATED_SCRIPT.format(tests=str(ROOT), folder=str(published / "timm"))
     isolate = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
@@ -465,7 +467,7 @@ def serve(hub, published, kind="timm", name="small.safetensors"):
     return f"{hub.storage}/files/{name}"
 
 
-def test_a_file_is_fetched_once_then_only_asked_for(hub, published, tmp_path):
+def test_a_file_is_fetched_once_and_then_only_revalidated(hub, published, tmp_path):
     address = serve(hub, published, "google", "small.npz")
     report = convert(address, tmp_path / "out", "vitrail", verifies=False, images=CLOTHES)
     digest = hashlib.sha256(hub.files["small.npz"]).hexdigest()
@@ -484,7 +486,7 @@ def test_a_query_is_not_recorded(hub, published):
     assert "key" not in json.dumps(fetch(serve(hub, published) + "?key=secret").bundle.provenance)
 
 
-def test_what_is_cut_is_resumed_now_and_by_the_next_command(hub, published, tmp_path, call):
+def test_an_interrupted_fetch_is_resumed_now_and_by_the_next_command(hub, published, tmp_path, call):
     address = serve(hub, published)
     size = len(hub.files["small.safetensors"])
     hub.faults["/files/"] += [("cut", 700), ("cut", 300)]
@@ -503,7 +505,7 @@ def test_what_is_cut_is_resumed_now_and_by_the_next_command(hub, published, tmp_
     assert [headers.get("range") for _, _, headers in hub.requests] == ["bytes=700-"]
 
 
-def test_a_new_version_that_is_cut_leaves_the_old_copy_and_is_resumed(hub, published):
+def test_an_interrupted_new_version_keeps_the_cached_copy_and_is_resumed(hub, published):
     address = serve(hub, published)
     fetch(address)
     serve(hub, published, "huggingface")
@@ -521,7 +523,7 @@ def test_a_wrong_setting_is_refused_before_anything_is_fetched(hub, call, tmp_pa
     assert (done.returncode, hub.requests) == (2, [])
 
 
-def test_a_file_that_changed_meanwhile_starts_anew(hub, published):
+def test_a_file_that_has_changed_is_fetched_from_the_beginning(hub, published):
     address = serve(hub, published)
     hub.faults["/files/"] += [("cut", 700)] + [("cut", 0)] * 20
     with pytest.raises(VitrailError, match="700 bytes are kept"):
@@ -531,7 +533,7 @@ def test_a_file_that_changed_meanwhile_starts_anew(hub, published):
     assert fetch(address).library == "huggingface"
 
 
-def test_a_rest_of_another_version_is_not_joined(hub, published):
+def test_a_partial_download_is_not_continued_with_another_version(hub, published):
     """Responses of servers that ignore If-Range."""
     address = serve(hub, published)
     content, etag = hub.files["small.safetensors"], hashlib.md5(hub.files["small.safetensors"]).hexdigest()
@@ -584,7 +586,7 @@ def test_a_rest_of_another_version_is_not_joined(hub, published):
         ({"status": 302, "Location": "http://[::1", "Content_Length": "0"}, "an address that cannot be read"),
     ],
 )
-def test_an_answer_that_is_no_whole_file_is_refused(hub, tmp_path, call, response, reason):
+def test_a_response_that_is_not_a_complete_file_is_refused(hub, tmp_path, call, response, reason):
     hub.faults["/files/"] += [response]
     done = call("convert", f"{hub.storage}/files/x.npz", tmp_path / "out")
     assert done.returncode == 2, done.stderr
@@ -615,7 +617,7 @@ def test_an_answer_that_is_no_whole_file_is_refused(hub, tmp_path, call, respons
         ("https://localhost:1/x.npz", "(Connection refused). Or fetch it on another machine (curl -LO)"),
     ],
 )
-def test_addresses_that_give_nothing(hub, tmp_path, call, address, message):
+def test_addresses_without_a_checkpoint_give_an_error_and_leave_no_file(hub, tmp_path, call, address, message):
     hub.files |= {"outward.npz": "http://example.com/x.npz", "file.npz": "file:///etc/passwd"}
     hub.files |= {"circle.npz": f"{hub.storage}/files/circle.npz"}
     hub.files |= {"page.npz": b"<html>log in</html>", "huge.npz": b"PK", "torn.npz": b"PK\3\4 torn"}
@@ -629,7 +631,7 @@ def test_addresses_that_give_nothing(hub, tmp_path, call, address, message):
     assert leftovers(tmp_path / "home") == []
 
 
-def test_another_hash_than_demanded_is_not_kept(hub, published, tmp_path, call):
+def test_a_download_with_another_hash_than_requested_is_removed(hub, published, tmp_path, call):
     done = call("convert", serve(hub, published), tmp_path / "out", "--sha256", "0" * 64)
     assert done.returncode == 1
     assert f"must have the SHA-256 {'0' * 64}, got " in done.stderr
@@ -640,7 +642,7 @@ def test_another_hash_than_demanded_is_not_kept(hub, published, tmp_path, call):
     assert "--sha256 must be used with a single file" in call("convert", local_file.parent, *options).stderr
 
 
-def test_without_a_connection_the_copy_is_used_and_said(hub, published):
+def test_without_a_connection_the_cached_copy_is_used_with_a_note(hub, published):
     address = serve(hub, published)
     fetch(address)
     hub.faults["/files/"] += [503] * 20
@@ -650,7 +652,7 @@ def test_without_a_connection_the_copy_is_used_and_said(hub, published):
     )
 
 
-def test_a_full_disk_keeps_nothing(hub, published, tmp_path, call):
+def test_a_full_disk_during_a_fetch_from_an_address_leaves_no_file(hub, published, tmp_path, call):
     with mock.patch("vitrail.bundles.remote.web._copy_stream", side_effect=OSError(28, "No space left on device")):
         done = call("convert", serve(hub, published), tmp_path / "out")
     assert done.returncode == 1
@@ -662,7 +664,7 @@ def test_a_full_disk_keeps_nothing(hub, published, tmp_path, call):
     assert "do not fit on the disk" in done.stderr
 
 
-def test_what_cannot_be_resumed_is_not_kept(hub, published, tmp_path, call):
+def test_partial_downloads_that_cannot_be_resumed_are_removed(hub, published, tmp_path, call):
     """Without a version of the file (ETag or date), its rest cannot be requested."""
     content = (published / "timm" / "model.safetensors").read_bytes()
     cut = {"status": 200, "body": content[:9000], "Content_Length": str(len(content))}
@@ -681,7 +683,7 @@ def test_what_cannot_be_resumed_is_not_kept(hub, published, tmp_path, call):
 
 
 @pytest.mark.parametrize("state", ['{"validator": 5, "sha256": 3}', '{"part": "a\\nb"}', "[" * 10**5, "{}", "x"])
-def test_a_state_that_others_wrote_is_not_believed(hub, published, state):
+def test_an_invalid_state_file_is_ignored(hub, published, state):
     address = serve(hub, published)
     download = fetch(address).fetched
     (download.path.parent / "state.json").write_text(state)
@@ -689,7 +691,7 @@ def test_a_state_that_others_wrote_is_not_believed(hub, published, state):
     assert fetch(address).fetched.path.read_bytes() == hub.files["small.safetensors"]
 
 
-def test_a_broken_secure_connection_is_resumed(hub, published, monkeypatch):
+def test_an_interrupted_tls_connection_is_resumed(hub, published, monkeypatch):
     copy_stream, errors = web._copy_stream, [ssl.SSLEOFError(8, "EOF occurred in violation of protocol")] * 2
 
     def break_twice(response, file, *arguments):
@@ -704,7 +706,7 @@ def test_a_broken_secure_connection_is_resumed(hub, published, monkeypatch):
     assert hub.requests[-1][2]["range"] == "bytes=2000-"
 
 
-def test_a_cache_that_is_in_the_way_is_one_line(hub, published, tmp_path, call):
+def test_a_folder_in_place_of_the_cached_file_gives_an_error_of_one_line(hub, published, tmp_path, call):
     address = serve(hub, published)
     download = fetch(address).fetched
     download.discard()
@@ -714,7 +716,9 @@ def test_a_cache_that_is_in_the_way_is_one_line(hub, published, tmp_path, call):
     assert done.stderr.endswith("cannot be used (Is a directory). Remove it, or set VITRAIL_HOME to another folder.\n")
 
 
-def test_a_read_only_cache_gives_what_it_has_and_a_full_one_is_one_line(hub, published, tmp_path, monkeypatch, call):
+def test_a_read_only_cache_is_used_and_a_full_one_gives_an_error_of_one_line(
+    hub, published, tmp_path, monkeypatch, call
+):
     """On real file systems, which only root can mount."""
     folder = tmp_path / "mount"
     folder.mkdir()
@@ -805,7 +809,7 @@ def impatient(tmp_path, monkeypatch):
         lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 999),
     ],
 )
-def test_an_answer_that_drips_or_never_ends_is_one_line(impatient, call, tmp_path, chunks):
+def test_a_response_that_is_slow_or_never_ends_gives_an_error_of_one_line(impatient, call, tmp_path, chunks):
     with StreamServer(chunks) as stream:
         start = time.monotonic()
         done = call("convert", stream.address, tmp_path / "out")
@@ -815,7 +819,7 @@ def test_an_answer_that_drips_or_never_ends_is_one_line(impatient, call, tmp_pat
     assert leftovers(tmp_path / "home") == []
 
 
-def test_attempts_that_bring_a_byte_each_end(impatient, call, tmp_path):
+def test_attempts_that_receive_one_byte_each_are_given_up(impatient, call, tmp_path):
     head = OK + b'ETag: "a"\r\nContent-Length: 99999\r\n\r\n'
     offsets = itertools.count(2)
 
@@ -846,7 +850,7 @@ def test_the_body_of_a_redirect_is_not_read(impatient, call, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-def test_a_public_address_does_not_lead_to_a_private_one(impatient, call, tmp_path, monkeypatch, name):
+def test_a_public_address_cannot_redirect_to_a_private_one(impatient, call, tmp_path, monkeypatch, name):
     """The first server counts as public; the second, on this machine, gets no request."""
     is_public = transport.is_public
     monkeypatch.setattr(transport, "is_public", lambda host: host == "127.0.0.2" or is_public(host))
@@ -863,7 +867,7 @@ def test_a_public_address_does_not_lead_to_a_private_one(impatient, call, tmp_pa
         assert (len(typed.requests), len(private.requests)) == (1, 1)
 
 
-def test_a_name_that_changes_its_address_is_connected_to_as_it_was_checked(impatient, call, tmp_path, monkeypatch):
+def test_a_host_name_that_changes_its_ip_address_cannot_reach_a_private_one(impatient, call, tmp_path, monkeypatch):
     is_public, look_up, times = transport.is_public, socket.getaddrinfo, []
     monkeypatch.setattr(transport, "is_public", lambda host: host == "127.0.0.2" or is_public(host))
 
@@ -889,12 +893,12 @@ localhost a.localhost
 
 
 @pytest.mark.parametrize("private", PRIVATE.split())
-def test_private_addresses(private):
+def test_private_addresses_are_recognised(private):
     assert not transport.is_public(private)
 
 
 @pytest.mark.parametrize("public", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "example.com"])
-def test_public_addresses(public):
+def test_public_addresses_are_recognised(public):
     assert transport.is_public(public)
 
 
@@ -909,7 +913,7 @@ def certificate(tmp_path_factory):
     return folder
 
 
-def test_a_secure_address_is_fetched_and_does_not_lead_to_an_insecure_one(hub, published, certificate, monkeypatch):
+def test_an_https_address_is_fetched_and_cannot_redirect_to_http(hub, published, certificate, monkeypatch):
     """The Hub server, behind TLS."""
     secure = HubServer()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -956,7 +960,7 @@ def start_fetching(address, home):
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_two_processes_fetch_one_file_once_and_an_interrupted_one_goes_on(server, published, tmp_path):
+def test_two_processes_fetch_a_file_once_and_an_interrupted_one_resumes(server, published, tmp_path):
     server.faults.clear()
     address = serve(server, published)
     server.requests.clear()
@@ -978,7 +982,7 @@ def test_two_processes_fetch_one_file_once_and_an_interrupted_one_goes_on(server
     assert server.requests[-1][2]["range"] == f"bytes={part_bytes}-"
 
 
-def test_the_kinds_are_known_by_their_prefix():
+def test_remote_sources_are_recognised_by_their_prefix():
     assert [remote_prefix(text) for text in ("hf:a/b", "https://a/b", "http://a/b", "/a/b:c", "c:/d", "a/b")] == [
         "hf", "https", "http", None, None, None,
     ]  # fmt: skip
