@@ -54,7 +54,7 @@ def crash_points(tmp_path, every):
 
 
 @pytest.mark.parametrize("every", [pytest.param(6, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
-def test_r2_a_kill_at_any_system_call_of_a_save_leaves_an_intact_checkpoint(tmp_path, every, capsys):
+def test_r2_sigkill_at_any_system_call_of_a_save_leaves_intact_checkpoint(tmp_path, every, capsys):
     if not can_trace(tmp_path):
         pytest.skip("needs strace and the right to trace processes")
     points = crash_points(tmp_path, every)
@@ -92,7 +92,7 @@ def test_r2_a_kill_at_any_system_call_of_a_save_leaves_an_intact_checkpoint(tmp_
     assert survived == len(points) >= (30 if every == 1 else 5)
 
 
-def test_r4_every_flipped_bit_and_every_cut_is_detected(tmp_path):
+def test_r4_flipped_bits_and_truncated_files_are_detected(tmp_path):
     for step in (1, 2):
         save_checkpoint(tmp_path, step, {"a": np.arange(300, dtype=np.float32)}, {"step": step, "seed": 7})
     newest = tmp_path / "step-000000002"
@@ -119,7 +119,7 @@ def test_r4_every_flipped_bit_and_every_cut_is_detected(tmp_path):
     assert load_newest(tmp_path)[0] is None
 
 
-def test_tidy_keeps_the_newest_and_the_best(tmp_path):
+def test_remove_old_checkpoints_keeps_newest_and_best(tmp_path):
     for step in range(1, 7):
         save_checkpoint(tmp_path, step, {"a": np.zeros(2)}, {"step": step})
     remove_old_checkpoints(tmp_path, keep=2, best=3)

@@ -52,7 +52,7 @@ def events(folder, kind):
 # What is kept, what is changed
 
 
-def test_the_same_classes_keep_the_head_in_the_order_of_the_data():
+def test_same_classes_keep_head_in_order_of_data():
     model = small()
     images = torch.rand(4, 3, 32, 32)
     kept, words = replace_head(model, bundle_of(model), ("cat", "ant", "bee"))
@@ -66,7 +66,7 @@ def test_the_same_classes_keep_the_head_in_the_order_of_the_data():
 
 
 @pytest.mark.parametrize("name", ["ViT-Micro/4", "ResNet-Micro", "Mixer-Micro/4", "LSTM-Micro/4"])
-def test_other_classes_begin_with_a_zero_head_on_the_same_features(name):
+def test_other_classes_get_zero_head_on_same_features(name):
     model = small(name)
     images = torch.rand(2, 3, 32, 32)
     fresh, words = replace_head(model, bundle_of(model), ("one", "two"))
@@ -76,14 +76,14 @@ def test_other_classes_begin_with_a_zero_head_on_the_same_features(name):
     assert "a new head for 2 classes" in words
 
 
-def test_the_hidden_layer_of_pretraining_is_dropped():
+def test_new_head_drops_hidden_layer_of_pretraining():
     model = small(representation="tanh")
     fresh, words = replace_head(model, bundle_of(model), ("one", "two"))
     assert fresh.config.representation == "none"
     assert "hidden layer of the pre-training head is dropped" in words
 
 
-def test_a_model_that_predicts_pixels_learns_to_name():
+def test_pixel_model_gets_classification_head():
     model = small("iGPT-Micro", output="pixels", causal=True, resolution=8, classes=16)
     fresh, words = replace_head(model, bundle_of(model, labels=None), ("one", "two"))
     assert (fresh.config.output, fresh.config.classes) == ("classes", 2)
@@ -93,7 +93,7 @@ def test_a_model_that_predicts_pixels_learns_to_name():
     assert "start token" in words
 
 
-def test_positions_are_interpolated_by_the_stored_rule_and_it_is_said():
+def test_new_resolution_interpolates_positions_by_stored_rule_with_note():
     model = small(resize_rule="google")
     adapted, preprocess, notes = adapt_bundle(bundle_of(model), LABELS, 3, PLAIN, (48, 64))
     assert torch.equal(adapted.pos_embed, model.resize((48, 64), rule="google").pos_embed)
@@ -112,7 +112,7 @@ def for_channels(bundle, channels):
 
 
 @pytest.mark.parametrize("name", ["ViT-Micro/4", "Mixer-Micro/4", "LSTM-Micro/4"])
-def test_grey_images_are_read_exactly_as_in_three_colours(name):
+def test_grey_model_gives_same_output_as_colour_model(name):
     bundle = bundle_of(small(name))
     grey, preprocess, words = for_channels(bundle, 1)
     assert (grey.config.channels, preprocess.channels) == (1, 1)
@@ -124,7 +124,7 @@ def test_grey_images_are_read_exactly_as_in_three_colours(name):
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
 
 
-def test_more_bands_repeat_the_kernels():
+def test_additional_channels_repeat_kernels():
     bundle = bundle_of(small())
     wide, preprocess, words = for_channels(bundle, 6)
     assert preprocess.mean == IMAGENET_MEAN * 2
@@ -144,7 +144,7 @@ def test_more_bands_repeat_the_kernels():
 # The head in closed form
 
 
-def test_a_head_by_least_squares_knows_how_sure_it_is():
+def test_least_squares_head_gives_exact_leave_one_out_scores():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, 60)
     features = rng.normal(size=(60, 8)) + 2 * np.eye(8)[labels]
@@ -165,7 +165,7 @@ def test_a_head_by_least_squares_knows_how_sure_it_is():
 # Whole runs, on embedded data and the embedded model
 
 
-def test_a_frozen_model_with_a_head_by_least_squares(tmp_path, capsys):
+def test_frozen_recipe_fits_head_by_least_squares(tmp_path, capsys):
     finetune("fashion", "digits", tmp_path / "run", find_recipe("frozen"), Options())
     said = capsys.readouterr().err
     assert "a new head for 10 classes" in said
@@ -185,7 +185,7 @@ def test_a_frozen_model_with_a_head_by_least_squares(tmp_path, capsys):
     assert "leave-one-out over" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_auto_trains_what_is_worth_it_and_goes_on_after_a_stop(tmp_path, capsys, monkeypatch):
+def test_auto_recipe_trains_if_time_allows_and_resumes(tmp_path, capsys, monkeypatch):
     recipe = find_recipe("auto")
     with monkeypatch.context() as patch:
         patch.setattr("vitrail.training.length.measure_steps", lambda trainer, seconds: 9)
@@ -220,7 +220,7 @@ def few(tmp_path):
     return str(tmp_path / "few.npz")
 
 
-def test_the_learning_rate_follows_the_mistakes_of_the_head(tmp_path, few, capsys):
+def test_learning_rate_is_scaled_by_residual_of_head(tmp_path, few, capsys):
     """It is multiplied by the mean probability that the head gives to wrong labels; a resumed run keeps it."""
     recipe = find_recipe("auto").replace(minutes=None, steps=6, schedule="constant", warmup=0.0)
     finetune("fashion", few, tmp_path / "run", recipe, Options())
@@ -247,7 +247,7 @@ def test_the_learning_rate_follows_the_mistakes_of_the_head(tmp_path, few, capsy
     assert (tmp_path / "run" / "bundle" / "model.safetensors").read_bytes() == weights
 
 
-def test_a_learning_rate_that_is_given_is_used_as_it_is(tmp_path, few):
+def test_explicit_learning_rate_is_not_scaled(tmp_path, few):
     result = vitrail.finetune("fashion", few, steps=1, lr=3e-5, output=tmp_path / "run", settings={"warmup": 0})
     assert [event["learning_rate"] for event in result.history if event["event"] == "step"] == [3e-5]
     recipe = find_recipe("auto")
@@ -256,7 +256,7 @@ def test_a_learning_rate_that_is_given_is_used_as_it_is(tmp_path, few):
     assert change_recipe(recipe, ["learning_rate=0.001", "rate_by_residual=true"]).rate_by_residual
 
 
-def test_a_kept_head_fine_tunes_at_a_tenth_of_the_rate(tmp_path):
+def test_kept_head_scales_learning_rate_by_a_tenth(tmp_path):
     """Classes of the bundle keep its head: there is no new head that would measure the residual."""
     recipe = find_recipe("auto").replace(minutes=None, steps=1, schedule="constant", warmup=0.0, holdout=0)
     clothes = open_data("fashion-40").splits["test"]
@@ -265,13 +265,13 @@ def test_a_kept_head_fine_tunes_at_a_tenth_of_the_rate(tmp_path):
     assert [event["learning_rate"] for event in events(tmp_path / "run", "step")] == [pytest.approx(2e-4)]
 
 
-def test_a_head_that_starts_at_zero_learns_at_nearly_the_whole_rate(tmp_path, few):
+def test_zero_head_scales_learning_rate_by_nine_tenths(tmp_path, few):
     recipe = find_recipe("auto").replace(minutes=None, steps=1, schedule="constant", warmup=0.0, head="zero")
     finetune("fashion", few, tmp_path / "run", recipe, Options())
     assert [event["learning_rate"] for event in events(tmp_path / "run", "step")] == [pytest.approx(2e-3 * 0.9)]
 
 
-def test_a_frozen_model_whose_head_is_trained_is_a_linear_head(tmp_path, few):
+def test_frozen_model_with_trained_head_is_reported_as_linear_head(tmp_path, few):
     recipe = find_recipe("auto").replace(minutes=None, steps=1, learning_rate=1e-9, freeze=True)
     finetune("fashion", few, tmp_path / "run", recipe, Options())
     provenance = vitrail.load(tmp_path / "run" / "bundle").provenance
@@ -281,7 +281,7 @@ def test_a_frozen_model_whose_head_is_trained_is_a_linear_head(tmp_path, few):
     assert run["result"] == "ViT-Fashion/4, linear head on frozen features"
 
 
-def test_a_linear_head_is_called_so_in_the_card_the_report_and_runs(tmp_path, few, capsys):
+def test_linear_head_is_named_in_card_report_and_runs(tmp_path, few, capsys):
     finetune("fashion", few, tmp_path / "frozen", find_recipe("frozen"), Options())
     finetune("fashion", few, tmp_path / "spoilt", spoil(find_recipe("auto"), steps=1), Options())
     tuned = find_recipe("auto").replace(minutes=None, steps=1, learning_rate=1e-9)
@@ -305,7 +305,7 @@ def spoil(recipe, steps=6):
     return recipe.replace(minutes=None, steps=steps, learning_rate=0.5, clip=0.0, schedule="constant", warmup=0.0)
 
 
-def test_the_head_is_kept_if_training_makes_it_worse_also_after_a_kill(tmp_path, few, monkeypatch, capsys):
+def test_starting_head_is_kept_if_training_is_worse_also_after_resume(tmp_path, few, monkeypatch, capsys):
     recipe = spoil(find_recipe("auto"))
     finetune("fashion", few, tmp_path / "head", find_recipe("frozen").replace(holdout=recipe.holdout), Options())
     finetune("fashion", few, tmp_path / "run", recipe, Options())
@@ -342,7 +342,7 @@ def test_the_head_is_kept_if_training_makes_it_worse_also_after_a_kill(tmp_path,
     assert first == second == choice
 
 
-def test_the_tuned_model_is_kept_where_nothing_speaks_for_the_head(tmp_path, few, capsys):
+def test_tuned_model_is_kept_at_a_tie_or_without_held_out_images(tmp_path, few, capsys):
     tiny = find_recipe("auto").replace(minutes=None, steps=1, learning_rate=1e-9)
     for name, recipe, words in (
         ("tie", tiny, "(a tie)"),
@@ -361,7 +361,7 @@ def test_the_tuned_model_is_kept_where_nothing_speaks_for_the_head(tmp_path, few
         assert (provenance["choice"], provenance["weights"]) == (choice["reason"], "running average, decay 0.99")
 
 
-def test_at_a_tie_a_head_that_makes_few_mistakes_is_kept(tmp_path):
+def test_accurate_starting_head_is_kept_at_a_tie(tmp_path):
     levels = np.random.default_rng(0).integers(0, 40, (40, 28, 28)) + np.repeat([0, 200], 20)[:, None, None]
     data = (levels.astype(np.uint8), ["dark"] * 20 + ["light"] * 20)
     result = vitrail.finetune("fashion", data, steps=1, output=tmp_path / "run")
@@ -384,7 +384,7 @@ class ByLoss(Classify):
         return -found["loss"]
 
 
-def test_an_objective_says_itself_which_model_is_better(tmp_path, few, monkeypatch):
+def test_objective_goodness_decides_which_model_is_kept(tmp_path, few, monkeypatch):
     monkeypatch.setattr("vitrail.training.objectives.classify.ByLoss", ByLoss, raising=False)
     monkeypatch.setitem(OBJECTIVES._built_ins, "by-loss", "vitrail.training.objectives.classify:ByLoss")
     recipe = spoil(find_recipe("auto").replace(objective="by-loss"), steps=3)
@@ -396,7 +396,7 @@ def test_an_objective_says_itself_which_model_is_better(tmp_path, few, monkeypat
     assert first["reason"].startswith("the linear head on frozen features is kept: share ")
 
 
-def test_the_seconds_of_a_run_are_summed_over_interruptions(tmp_path, few):
+def test_seconds_of_run_are_summed_over_interruptions(tmp_path, few):
     recipe = find_recipe("auto").replace(minutes=None, steps=1)
     finetune("fashion", few, tmp_path / "run", recipe, Options())
     folder = tmp_path / "run" / "checkpoints" / "step-000000001"
@@ -408,7 +408,7 @@ def test_the_seconds_of_a_run_are_summed_over_interruptions(tmp_path, few):
     assert vitrail.load(tmp_path / "run" / "bundle").provenance["seconds"] == second
 
 
-def test_the_bundles_own_classes_go_on_where_they_were(tmp_path, capsys):
+def test_classes_of_bundle_keep_trained_head(tmp_path, capsys):
     clothes = open_data("fashion-40")
     np.savez(
         tmp_path / "clothes.npz",
@@ -424,7 +424,7 @@ def test_the_bundles_own_classes_go_on_where_they_were(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["ResNet-Pico", "Mixer-Pico/2", "LSTM-Pico/2", "MLP-Pico", "iGPT-Micro"])
-def test_the_usual_recipe_is_for_every_family(tmp_path, name, capsys):
+def test_auto_recipe_works_for_every_family(tmp_path, name, capsys):
     model = redraw(vitrail.create(name, channels=1, classes=2, resolution=8), std=0.05)
     eye = Preprocess(resolution=8, mean=(0.5,), std=(0.5,), crop_fraction=1.0)
     vitrail.save(vitrail.Bundle(model=model, preprocess=eye), tmp_path / "bundle")
@@ -434,14 +434,14 @@ def test_the_usual_recipe_is_for_every_family(tmp_path, name, capsys):
     assert ("not one sequence of blocks" in said) == (name in ("ResNet-Pico", "LSTM-Pico/2", "MLP-Pico"))
 
 
-def test_an_output_that_exists_is_refused_before_any_work(tmp_path, monkeypatch):
+def test_existing_output_is_rejected_before_any_work(tmp_path, monkeypatch):
     (tmp_path / "taken.txt").write_text("mine")
     monkeypatch.setattr("vitrail.training.finetune.extract_features", lambda *_, **__: pytest.fail("work was done"))
     with pytest.raises(VitrailError, match="Output must not exist yet"):
         finetune("fashion", "digits", tmp_path, find_recipe("frozen"), Options())
 
 
-def test_a_damaged_image_is_named_even_if_nothing_is_trained(tmp_path):
+def test_corrupt_image_is_recorded_even_without_training(tmp_path):
     for index, pixels in enumerate(open_data("fashion-40").splits["test"].images[:12]):
         folder = tmp_path / "data" / "train" / "ab"[index % 2]
         folder.mkdir(parents=True, exist_ok=True)
@@ -452,7 +452,7 @@ def test_a_damaged_image_is_named_even_if_nothing_is_trained(tmp_path):
     assert len(vitrail.load(tmp_path / "run" / "bundle").provenance["damaged"]["files"]) == 1
 
 
-def test_what_a_run_must_not_change(tmp_path):
+def test_finetune_rejects_unsupported_recipes(tmp_path):
     for recipe, words in (
         (Recipe(steps=1, objective="masked"), r"an objective that learns classes \(classify, multilabel\), got masked"),
         (Recipe(steps=1, model={"width": 32}), "got model.width"),

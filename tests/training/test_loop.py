@@ -78,12 +78,12 @@ def curve(trainer, steps):
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_can_be_read_and_written_back(name):
+def test_recipes_round_trip_through_toml(name):
     recipe = find_recipe(name)
     assert read_recipe(write_toml(recipe.to_json()), name) == recipe
 
 
-def test_flags_change_a_recipe():
+def test_change_recipe_parses_settings_and_rejects_invalid_ones():
     recipe = change_recipe(
         find_recipe("small"), ["batch=64", "augment.mixup=0.5", "model.pool=gap", 'preprocess.resize="squash"']
     )
@@ -97,7 +97,7 @@ def test_flags_change_a_recipe():
             change_recipe(recipe, [wrong])
 
 
-def test_one_length_and_only_one():
+def test_recipe_needs_exactly_one_length():
     recipe = change_recipe(find_recipe("small"), ["steps=5"])
     assert (recipe.epochs, recipe.steps) == (None, 5)
     recipe = Recipe(epochs=3)
@@ -109,7 +109,7 @@ def test_one_length_and_only_one():
         Recipe().with_length(epochs=None, steps=None, minutes=None)
 
 
-def test_few_images_are_seen_more_often_unless_a_length_is_given():
+def test_explicit_length_disables_least_images():
     recipe = Recipe(epochs=3, least_images=1000)
     unchanged = recipe.with_length(epochs=None, steps=None, minutes=None)
     assert (unchanged.epochs, unchanged.least_images) == (3, 1000)
@@ -121,7 +121,7 @@ def test_few_images_are_seen_more_often_unless_a_length_is_given():
         assert change_recipe(recipe, both).least_images == 9
 
 
-def test_impossible_recipes_are_one_line(tmp_path):
+def test_invalid_recipe_files_raise_one_line_errors(tmp_path):
     for text in (
         "batch = 0",
         "optimizer = 1",
@@ -148,7 +148,7 @@ def test_impossible_recipes_are_one_line(tmp_path):
 # Learning rates, groups, averages, Muon
 
 
-def test_schedules():
+def test_schedules_have_expected_values():
     def points(**settings):
         recipe = Recipe(steps=100, **settings)
         return [round(schedule(recipe, step, 100), 4) for step in (0, 9, 10, 55, 99)]
@@ -163,7 +163,7 @@ def test_schedules():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_weight_decay_is_for_matrices_only(name):
+def test_weight_decay_applies_to_matrices_only(name):
     model = make_trainer(name).objective
     decayed = {name for name, role in model.roles().items() if role.decays}
     assert "model.head.weight" in decayed
@@ -177,7 +177,7 @@ def test_weight_decay_is_for_matrices_only(name):
     assert sorted({group["weight_decay"] for group in groups}) == [0.0, 0.3]
 
 
-def test_layer_decay_falls_from_head_to_patches():
+def test_layer_decay_decreases_from_head_to_patch_embedding():
     # As the loop does it: the model inside its objective.
     trainer = make_trainer(recipe=Recipe(steps=1, layer_decay=0.5, learning_rate=1.0))
     (optimiser,) = trainer.optimisers
@@ -190,7 +190,7 @@ def test_layer_decay_falls_from_head_to_patches():
         make_optimisers(vitrail.create("ResNet-Pico"), Recipe(layer_decay=0.5))
 
 
-def test_an_optimiser_is_a_line_of_the_registry(monkeypatch):
+def test_registered_optimiser_updates_its_roles_and_sgd_the_rest(monkeypatch):
     """One of our own for norms and biases, by roles; the rest goes to SGD."""
     made = []
 
@@ -221,7 +221,7 @@ def test_an_optimiser_is_a_line_of_the_registry(monkeypatch):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_muon_takes_the_matrices_of_blocks(name):
+def test_muon_takes_matrices_of_blocks(name):
     trainer = make_trainer(name, recipe=Recipe(steps=1, optimiser="muon"))
     names = {id(parameter): name for name, parameter in trainer.objective.named_parameters()}
     by_kind = {
@@ -236,7 +236,7 @@ def test_muon_takes_the_matrices_of_blocks(name):
     assert {name for name, count in parts.items() if count == 3} == {n for n in parts if n.endswith(".qkv.weight")}
 
 
-def test_an_average_begins_with_short_memory():
+def test_weight_average_starts_with_small_decay():
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     average = WeightAverage(model, 0.9)
@@ -249,7 +249,7 @@ def test_an_average_begins_with_short_memory():
     assert average.model.weight.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_statistics_of_batches_are_copied_into_the_average():
+def test_running_statistics_are_copied_into_weight_average():
     trainer = make_trainer("ResNet-Pico", recipe=Recipe(steps=3, batch=32, average=0.9))
     curve(trainer, 3)
     for name, buffer in trainer.objective.named_buffers():
@@ -257,13 +257,13 @@ def test_statistics_of_batches_are_copied_into_the_average():
 
 
 @pytest.mark.parametrize("shape", [(48, 48), (96, 48), (32, 64)])
-def test_newton_schulz_brings_singular_values_near_to_one(shape):
+def test_newton_schulz_brings_singular_values_near_one(shape):
     values = torch.linalg.svdvals(orthogonalise(torch.randn(*shape)))
     assert values.min() > 0.3
     assert values.max() < 1.3
 
 
-def test_muon_makes_queries_keys_and_values_orthogonal_one_by_one():
+def test_muon_orthogonalises_queries_keys_and_values_separately():
     weight = torch.nn.Parameter(torch.zeros(96, 32))
     optimiser = Muon([{"params": [weight], "lr": 1.0, "parts": 3}], momentum=0.0)
     weight.grad = torch.randn(96, 32)
@@ -282,7 +282,7 @@ def test_muon_makes_queries_keys_and_values_orthogonal_one_by_one():
 # The loop
 
 
-def test_measuring_leaves_no_trace():
+def test_measure_steps_does_not_change_training():
     """`--minutes` tries some steps first; the run is then as if it had not."""
     recipe = Recipe(steps=20, batch=32, learning_rate=3e-3, average=0.9)
     plain, measured = make_trainer("ResNet-Pico", recipe=recipe), make_trainer("ResNet-Pico", recipe=recipe)
@@ -294,7 +294,7 @@ def test_measuring_leaves_no_trace():
         np.testing.assert_array_equal(ours[1], theirs[1])
 
 
-def test_a_gradient_that_is_not_finite_is_no_step_even_without_clipping():
+def test_nonfinite_gradient_skips_step_with_and_without_clipping():
     for clip in (0.0, 1.0):
         trainer = make_trainer(recipe=Recipe(steps=9, batch=32, on_nonfinite="skip", clip=clip))
         before = collect_arrays(trainer)
@@ -307,7 +307,7 @@ def test_a_gradient_that_is_not_finite_is_no_step_even_without_clipping():
         assert trainer.update(next(trainer.loader.epoch(0))).is_finite
 
 
-def test_a_step_left_out_does_not_spoil_running_statistics():
+def test_skipped_step_keeps_running_statistics_finite():
     trainer = make_trainer("ResNet-Pico", recipe=Recipe(steps=9, batch=32, on_nonfinite="skip"))
     spoil = trainer.objective.model.register_forward_pre_hook(lambda _, inputs: (inputs[0] * math.nan, *inputs[1:]))
     assert not trainer.update(next(trainer.loader.epoch(0))).is_finite
@@ -330,7 +330,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_golden_curves(name):
+def test_losses_match_golden_curves(name):
     losses = curve(make_trainer(name), 20)
     found = [losses[0], losses[4], losses[9], losses[19]]
     assert found[0] == pytest.approx(math.log(10), abs=1e-5)
@@ -367,7 +367,7 @@ def batches_of(trainer, count):
     return found
 
 
-def test_a_plain_torch_loop_with_timms_model_has_the_same_losses():
+def test_losses_equal_plain_torch_loop_with_timm_model():
     """Same weights, batches and hyper-parameters: timm's model, torch's AdamW, a cosine by hand."""
     timm = import_peer("timm")
     steps = 50
@@ -407,7 +407,7 @@ def test_a_plain_torch_loop_with_timms_model_has_the_same_losses():
         assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < tolerance
 
 
-def test_accumulation_changes_the_sums_order_alone():
+def test_accumulation_gives_same_losses_up_to_rounding():
     curves = []
     for parts in (1, 3):
         recipe = Recipe(steps=10, batch=32, accumulate=parts, augment={"mixup": 0.5})
@@ -415,7 +415,7 @@ def test_accumulation_changes_the_sums_order_alone():
     assert max(abs(a - b) for a, b in zip(*curves, strict=True)) < 1e-4
 
 
-def test_recomputing_blocks_changes_nothing():
+def test_activation_checkpointing_gives_identical_losses():
     curves = []
     for again in (False, True):
         recipe = Recipe(steps=6, batch=32, activation_checkpointing=again)
@@ -423,7 +423,7 @@ def test_recomputing_blocks_changes_nothing():
     assert curves[0] == curves[1]
 
 
-def test_dropped_tokens_shorten_the_sequence_in_training_alone():
+def test_token_drop_shortens_sequence_only_in_training():
     model = vitrail.create("ViT-Pico/2", token_drop=0.5, registers=2)
     seen = []
     handle = model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
@@ -436,7 +436,7 @@ def test_dropped_tokens_shorten_the_sequence_in_training_alone():
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd", "muon"])
-def test_a_restored_trainer_goes_on_with_the_same_bits(optimiser):
+def test_restored_trainer_gives_identical_losses_and_weights(optimiser):
     recipe = Recipe(
         steps=30,
         batch=32,
@@ -462,7 +462,7 @@ def test_a_restored_trainer_goes_on_with_the_same_bits(optimiser):
         np.testing.assert_array_equal(array, collect_arrays(whole)[name], err_msg=name)
 
 
-def test_fit_trains_to_the_end_of_the_recipe_without_a_folder(tmp_path, monkeypatch):
+def test_fit_trains_complete_recipe_without_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     splits = open_data("digits").splits
     recipe = Recipe(steps=25, batch=64, learning_rate=3e-3)
@@ -491,7 +491,7 @@ def test_fit_trains_to_the_end_of_the_recipe_without_a_folder(tmp_path, monkeypa
     assert (trainer.step, trainer.stopped) == (4, "callback")
 
 
-def test_a_logged_loss_is_the_mean_of_the_last_ten_steps(tmp_path):
+def test_logged_loss_is_mean_of_last_ten_steps_also_after_resume(tmp_path):
     """At the end of an epoch too, and after an interruption."""
     few = open_data("digits").splits["train"].select(np.arange(384))
     make = functools.partial(make_trainer, recipe=Recipe(steps=30, batch=32), data=few, total=30)
@@ -532,7 +532,7 @@ def test_sigmoid_loss_equals_binary_cross_entropy():
     torch.testing.assert_close(trainer.objective(images, labels, None, None), wanted)
 
 
-def test_freezing_trains_the_head_alone():
+def test_freeze_trains_only_the_head():
     trainer = make_trainer(recipe=Recipe(steps=2, batch=32, freeze=True))
     before = {name: tensor.clone() for name, tensor in trainer.objective.state_dict().items()}
     curve(trainer, 2)
@@ -540,7 +540,7 @@ def test_freezing_trains_the_head_alone():
     assert changed == {"model.head.weight", "model.head.bias"}
 
 
-def test_samples_that_are_skipped_weigh_nothing(tmp_path):
+def test_skipped_samples_have_weight_zero(tmp_path):
     """A damaged image leaves the loss and the gradient of the others as they are."""
     digits = open_data("digits").splits["train"].select(np.arange(8))
     from PIL import Image
@@ -557,7 +557,7 @@ def test_samples_that_are_skipped_weigh_nothing(tmp_path):
     assert losses[1] == pytest.approx(losses[0] * 7 / 8, rel=1e-5)  # all losses are log 10 before the first step
 
 
-def test_events_can_be_read_by_tensorboard(tmp_path):
+def test_tensorboard_reads_event_files(tmp_path):
     from vitrail.training.tensorboard import EventFile
 
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -575,7 +575,7 @@ def test_events_can_be_read_by_tensorboard(tmp_path):
     assert len(read.Scalars("evaluate/accuracy")) == 3
 
 
-def test_metrics_are_lines_of_json(tmp_path):
+def test_metrics_log_writes_json_lines(tmp_path):
     from vitrail.training.run_log import RunLog
 
     with RunLog(tmp_path, 10, writes=True) as log:

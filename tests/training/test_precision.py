@@ -24,7 +24,7 @@ def trained(data, output, **more):
     return train(data, "ViT-Pico/2", output, SHORT, options, quiet=True, **more)
 
 
-def test_amp_and_bfloat16_are_one_setting():
+def test_amp_and_bfloat16_are_the_same_setting():
     assert Options(amp=True) == Options(precision="bfloat16") == Options(amp=True, precision="bfloat16")
     assert (Options().precision, Options().amp) == ("float32", False)
     with pytest.raises(UsageError, match="Precision must be one of float32, bfloat16, got 'int8'"):
@@ -32,7 +32,7 @@ def test_amp_and_bfloat16_are_one_setting():
 
 
 @pytest.mark.parametrize("name", ["ViT-Pico/2", "ResNet-Pico"])
-def test_the_measurement_leaves_weights_statistics_gradients_and_random_numbers(name):
+def test_speed_measurement_preserves_weights_gradients_and_rng(name):
     trainer = make_trainer(name)
     before = {name: tensor.clone() for name, tensor in trainer.objective.state_dict().items()}
     random = torch.get_rng_state()
@@ -43,7 +43,7 @@ def test_the_measurement_leaves_weights_statistics_gradients_and_random_numbers(
     assert all(parameter.grad is None for parameter in trainer.objective.parameters())
 
 
-def test_the_measurement_changes_no_bit_and_resuming_is_exact(few, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_speed_measurement_and_resume_give_identical_weights(few, tmp_path, monkeypatch, capsys):  # noqa: F811
     def fail(step):
         if step.step == 4:
             raise LookupError
@@ -61,7 +61,7 @@ def test_the_measurement_changes_no_bit_and_resuming_is_exact(few, tmp_path, mon
     assert weights(tmp_path / "plain") != weights(tmp_path / "whole")
 
 
-def test_the_first_losses_are_those_of_float32_but_for_rounding():
+def test_bfloat16_losses_equal_float32_up_to_rounding():
     """Some steps of a tiny model; what bfloat16 does to accuracy at length takes hardware that has it."""
     plain, lower = make_trainer(), make_trainer()
     lower.options = Options(workers=0, precision="bfloat16")
@@ -70,6 +70,6 @@ def test_the_first_losses_are_those_of_float32_but_for_rounding():
     assert 0 < (found - expected).abs().max() < 0.003
 
 
-def test_the_run_says_what_it_gains_or_costs_once(tmp_path, capsys):
+def test_run_prints_bfloat16_speed_once(tmp_path, capsys):
     vitrail.train("digits", "ViT-Pico/2", steps=1, amp=True, workers=0, quiet=False, output=tmp_path / "run")
     assert len(re.findall(f"note: {NOTE}", capsys.readouterr().err)) == 1

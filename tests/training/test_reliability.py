@@ -133,7 +133,7 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize(
     "kills", [pytest.param(2, id="2 kills"), pytest.param(20, id="20 kills", marks=pytest.mark.slow)]
 )
-def test_r1_killed_at_random_moments_and_resumed_ends_with_the_same_bits(undisturbed, tmp_path, kills):
+def test_r1_resume_after_random_sigkills_gives_identical_weights(undisturbed, tmp_path, kills):
     output = tmp_path / "run"
     path = output / "metrics.jsonl"
     chance = random.Random(kills)
@@ -163,7 +163,7 @@ def test_r1_killed_at_random_moments_and_resumed_ends_with_the_same_bits(undistu
 # R3
 
 
-def test_r3_a_full_disk_costs_one_checkpoint_and_not_the_run(tmp_path, capsys):
+def test_r3_full_disk_loses_one_checkpoint_and_run_continues(tmp_path, capsys):
     trainer = make_trainer(total=30)
     output = tmp_path / "run"
     (output / "checkpoints").mkdir(parents=True)
@@ -191,7 +191,7 @@ def test_r3_a_full_disk_costs_one_checkpoint_and_not_the_run(tmp_path, capsys):
     assert "Training continues; the last intact checkpoint is of step 5." in capsys.readouterr().err
 
 
-def test_r3_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path, capsys):
+def test_r3_full_disk_loses_log_lines_and_run_continues(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with RunLog(tmp_path, 3, writes=True) as log:
         log.write("step", step=1, loss=1.0)
@@ -201,7 +201,7 @@ def test_r3_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path, capsys)
     assert words[1:] == ["warning: 2 lines of metrics.jsonl could not be written"]
 
 
-def test_a_torn_line_stays_alone(tmp_path):
+def test_incomplete_last_line_does_not_corrupt_next_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     step = {"event": "step", "step": 1, "loss": 2.0, "learning_rate": 1e-3, "images_per_second": 9.5}
     path.write_bytes(json.dumps(step).encode() + b'\n5\n\xff\n{"event": "st')
@@ -210,7 +210,7 @@ def test_a_torn_line_stays_alone(tmp_path):
     assert [event["event"] for event in read_events(path)] == ["step", "resume"]
 
 
-def test_events_that_no_run_writes_are_left_out_of_the_report(tmp_path):
+def test_read_events_drops_invalid_events(tmp_path):
     events = [
         {"event": "step", "step": 1, "loss": None, "learning_rate": 1e-3, "images_per_second": 9.5},
         {"event": "evaluate", "step": 1, "loss": 1.0, "accuracy": 0.5, "count": 3},
@@ -235,7 +235,7 @@ def test_events_that_no_run_writes_are_left_out_of_the_report(tmp_path):
 # R4
 
 
-def test_r4_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path):
+def test_r4_corrupt_checkpoints_do_not_count_as_kept_ones(tmp_path):
     trainer = make_trainer(total=30)
     folder = tmp_path / "checkpoints"
     with RunLog(tmp_path, 30, writes=False) as log:
@@ -256,7 +256,7 @@ def test_r4_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path):
     assert (folder / "damaged-step-000000015").is_dir()
 
 
-def test_r4_a_run_falls_back_and_says_so(call, undisturbed, tmp_path):
+def test_r4_resume_falls_back_to_older_checkpoint_with_note(call, undisturbed, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(undisturbed, output)
     steps = list_steps(output / "checkpoints")
@@ -281,7 +281,7 @@ def test_r4_a_run_falls_back_and_says_so(call, undisturbed, tmp_path):
 # R5
 
 
-def test_r5_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path, capsys):
+def test_r5_unwritable_output_is_rejected_before_any_work(tmp_path, capsys):
     (tmp_path / "file").write_text("x")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "thesis.txt").write_text("x")
@@ -303,7 +303,7 @@ def test_r5_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path
     assert (tmp_path / "foreign" / "thesis.txt").read_text() == "x"
 
 
-def test_r5_an_existing_run_is_refused_unless_forced_or_resumed_as_it_was(call, undisturbed, tmp_path):
+def test_r5_existing_run_is_rejected_unless_forced_or_resumed_unchanged(call, undisturbed, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(undisturbed, output)
     assert call("train", *QUICK, "--output", output).returncode == 2
@@ -316,7 +316,7 @@ def test_r5_an_existing_run_is_refused_unless_forced_or_resumed_as_it_was(call, 
     assert (process.returncode, fingerprint(output)) == (0, before)
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(undisturbed, tmp_path):
+def test_run_killed_before_first_checkpoint_starts_from_scratch(undisturbed, tmp_path):
     output = tmp_path / "run"
     for leaves in (".config.toml.writing", "config.toml"):
         output.mkdir(exist_ok=True)
@@ -331,7 +331,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(undisturb
         shutil.rmtree(output)
 
 
-def test_ranks_that_see_different_folders_are_refused(undisturbed):
+def test_ranks_with_different_folders_are_rejected(undisturbed):
     class Apart(Ranks):
         def gather(self, thing):
             return [thing, 0]
@@ -343,7 +343,7 @@ def test_ranks_that_see_different_folders_are_refused(undisturbed):
         resume(trainer, undisturbed, {})
 
 
-def test_what_changes_the_last_bits_is_said(undisturbed, tmp_path):
+def test_changed_threads_and_precision_are_noted_on_resume(undisturbed, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(undisturbed, output)
     shutil.rmtree(output / "checkpoints" / f"step-{list_steps(output / 'checkpoints')[-1]:09d}")
@@ -370,7 +370,7 @@ main(sys.argv[1:])
 """
 
 
-def test_a_signal_after_the_last_step_ends_the_run(tmp_path):
+def test_sigterm_after_last_step_ends_run(tmp_path):
     words = ["train", "digits", "--model", "ViT-Pico/2", "--steps", "2", "--output", tmp_path / "run"]
     done = subprocess.run([sys.executable, "-c", SIGNALLED, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 143, done.stderr
@@ -394,7 +394,7 @@ main(sys.argv[2:])
 
 
 @pytest.mark.parametrize(("start", "code", "steps"), [("terminal", 129, 2), ("nohup", 0, 4)])
-def test_closed_terminal_ends_a_run_with_a_checkpoint_unless_nohup_ignores_it(tmp_path, start, code, steps):
+def test_sighup_ends_run_with_checkpoint_unless_ignored_by_nohup(tmp_path, start, code, steps):
     command = ["train", "digits", "--model", "ViT-Pico/2", "--steps", "4", "--output", str(tmp_path / "run")]
     done = subprocess.run([sys.executable, "-c", TERMINAL_CLOSED, start, *command], capture_output=True, check=False)
     assert done.returncode == code, done.stderr
@@ -418,7 +418,7 @@ def workers_of(process):
         pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
     ],
 )
-def test_r6_a_signal_ends_after_a_complete_step_with_a_checkpoint(undisturbed, tmp_path, number, ranks):
+def test_r6_signal_ends_run_after_complete_step_with_checkpoint(undisturbed, tmp_path, number, ranks):
     output = tmp_path / "run"
     process = start(output, ranks=ranks)
     wait_for_step(process, output, 30)
@@ -454,7 +454,7 @@ main(sys.argv[2:])
 
 
 @pytest.mark.parametrize("patience", [1.0, pytest.param(25.0, marks=pytest.mark.slow)])
-def test_a_rank_that_waits_for_others_ends_soon_after_sigterm(tmp_path, patience):
+def test_waiting_rank_ends_soon_after_sigterm(tmp_path, patience):
     """In `init_process_group`, where no signal handler of Python runs."""
     place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     words = [sys.executable, "-c", ALONE, str(patience), "train", *QUICK, "--output", str(tmp_path / "run")]
@@ -473,7 +473,7 @@ def test_a_rank_that_waits_for_others_ends_soon_after_sigterm(tmp_path, patience
     assert patience <= time.monotonic() - sent < min(patience + 5, 30)
 
 
-def test_threads_of_a_collective_have_time_to_let_go_before_the_process_ends(monkeypatch):
+def test_join_ranks_waits_for_threads_before_exit(monkeypatch):
     """gloo's own need Python's lock once more after the last collective; a Python that ends meanwhile aborts."""
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
@@ -492,7 +492,7 @@ def free_port():
 
 
 @pytest.mark.slow
-def test_a_rank_inside_a_collective_ends_soon_after_sigterm(tmp_path):
+def test_rank_inside_collective_ends_soon_after_sigterm(tmp_path):
     """The other one is stopped, and neither answers nor closes its connection."""
     process = start(tmp_path / "run", ranks=2)
     wait_for_step(process, tmp_path / "run", 10)
@@ -528,7 +528,7 @@ def quiet_pair(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", range(20))
-def test_r7_a_killed_rank_is_started_again_and_the_weights_are_the_same(quiet_pair, tmp_path, trial):
+def test_r7_restart_after_killed_rank_gives_identical_weights(quiet_pair, tmp_path, trial):
     """Either rank, at any moment: every fourth one while the ranks are still connecting."""
     output, chance = tmp_path / "run", random.Random(trial)
     words = command(output, "--resume", "auto", ranks=2)
@@ -554,7 +554,7 @@ def test_r7_a_killed_rank_is_started_again_and_the_weights_are_the_same(quiet_pa
 
 
 @pytest.mark.slow
-def test_r8_from_one_rank_to_two_and_back(tmp_path, capsys):
+def test_r8_changing_number_of_ranks_gives_same_weights_up_to_rounding(tmp_path, capsys):
     """Sample ids and pixels of every step are equal (tests/data/test_loader.py); weights differ by the order of sums.
     Dropout is drawn for each rank, so there is none here; AdamW and Muon divide by the size of gradients and so make
     rounding as large as any step, so the optimiser is SGD."""
@@ -587,7 +587,7 @@ def photos(folder, count=24):
     return folder
 
 
-def test_r9_damaged_images_by_policy_named_in_the_log_and_in_the_bundle(call, tmp_path, monkeypatch):
+def test_r9_corrupt_images_follow_policy_and_are_recorded(call, tmp_path, monkeypatch):
     folder = photos(tmp_path / "data")
     for index in (4, 11):
         (folder / "ab"[index % 2] / f"{index:02d}.png").write_bytes(b"not a picture")
@@ -607,7 +607,7 @@ def test_r9_damaged_images_by_policy_named_in_the_log_and_in_the_bundle(call, tm
         assert "04.png" in (output / "report.html").read_text()
 
 
-def test_r9_damage_is_remembered_by_checkpoints_within_an_epoch(tmp_path):
+def test_r9_checkpoints_within_an_epoch_store_corrupt_images(tmp_path):
     folder = photos(tmp_path / "data")
     for index in range(24):
         if index not in (3, 6, 9, 12):
@@ -643,7 +643,7 @@ def test_r9_damage_is_remembered_by_checkpoints_within_an_epoch(tmp_path):
     assert len(provenance["damaged"]["files"]) == 20
 
 
-def test_r9_evaluation_leaves_damaged_images_out_and_counts_no_neighbour_twice(tmp_path):
+def test_r9_evaluation_skips_corrupt_images_without_substitutes(tmp_path):
     folder = tmp_path / "data"
     photos(folder / "train")
     photos(folder / "test", count=8)
@@ -654,7 +654,7 @@ def test_r9_evaluation_leaves_damaged_images_out_and_counts_no_neighbour_twice(t
     assert events(tmp_path / "run", "final")[0]["count"] == 6
 
 
-def test_r9_nothing_readable_is_an_error(tmp_path):
+def test_r9_data_without_readable_images_raises(tmp_path):
     folder = photos(tmp_path / "data")
     for path in folder.glob("*/*.png"):
         path.write_bytes(b"not a picture")
@@ -667,7 +667,7 @@ def test_r9_nothing_readable_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
-def test_r10_a_loss_that_is_no_number(tmp_path, policy):
+def test_r10_nonfinite_loss_stops_run_or_skips_step(tmp_path, policy):
     data = open_data("digits").splits
     recipe = Recipe(steps=40, batch=64, on_nonfinite=policy)
     torch.manual_seed(0)
@@ -724,7 +724,7 @@ STRANGE = [
 ]
 
 
-def test_r11_strange_names_stay_names(tmp_path):
+def test_r11_hostile_names_are_escaped_in_report(tmp_path):
     folder = tmp_path / "data"
     for number, label in enumerate(STRANGE):
         for index in range(4):
@@ -744,7 +744,7 @@ def test_r11_strange_names_stay_names(tmp_path):
     assert sum(tag == "img" for tag, _ in elements) == page.count("data:image/png;base64")
 
 
-def test_names_that_are_no_utf8(call, tmp_path):
+def test_names_without_utf8_are_escaped(call, tmp_path):
     """Of data, output, cache, bundle and a damaged file: they are escaped where a file must be UTF-8."""
     strange = tmp_path / os.fsdecode(b"caf\xe9")
     photos(strange / "data")
@@ -772,7 +772,7 @@ def test_names_that_are_no_utf8(call, tmp_path):
 # What is left of a run
 
 
-def test_the_bundle_of_a_run_answers(undisturbed):
+def test_bundle_of_run_has_scores_of_run(undisturbed):
     done = run("evaluate", undisturbed / "bundle", "digits", "--json")
     scores = json.loads(done.stdout)
     assert (scores["count"], scores["split"], scores["labels_matched"]) == (360, "test", "by name")

@@ -64,7 +64,7 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def test_a_run_of_version_0_1_goes_on_to_the_weights_of_one_that_was_never_killed(call, run, tmp_path):
+def test_resumed_run_of_version_0_1_ends_near_weights_of_new_run(call, run, tmp_path):
     done = call(*COMMAND, "--output", run, "--resume", "auto")
     assert done.returncode == 0, done.stderr
     assert "resuming after step 33 of 66" in done.stderr
@@ -85,7 +85,7 @@ def test_a_run_of_version_0_1_goes_on_to_the_weights_of_one_that_was_never_kille
         assert float(apart.max()) <= 1e-3 + 0.02 * way, name
 
 
-def test_a_setting_that_is_newer_than_the_run_takes_its_default(call, run):
+def test_resume_uses_defaults_for_settings_newer_than_run(call, run):
     folder = run / "checkpoints" / "step-000000033"
 
     def age(state):
@@ -99,7 +99,7 @@ def test_a_setting_that_is_newer_than_the_run_takes_its_default(call, run):
     assert "resuming after step 33 of 66" in done.stderr
 
 
-def test_a_state_of_an_older_version_is_completed():
+def test_read_state_completes_state_of_older_version():
     recipe = Recipe.from_json(STATE["recipe"]).to_json()  # with the defaults of settings that are newer
     newer = {
         "left_out": 0,
@@ -122,7 +122,7 @@ def test_a_state_of_an_older_version_is_completed():
         ({"model": None}, "Model must be a JSON object, got NoneType."),
     ],
 )
-def test_a_state_of_a_newer_version_is_one_line(call, run, change, words):
+def test_state_of_newer_version_raises_one_line_error(call, run, change, words):
     forge(run / "checkpoints" / "step-000000033", lambda state: {**state, **change})
     done = call(*COMMAND, "--output", run, "--resume", "auto")
     (line,) = done.stderr.splitlines()
@@ -130,7 +130,7 @@ def test_a_state_of_a_newer_version_is_one_line(call, run, change, words):
     assert line == f"vitrail: Checkpoint has a state that this version cannot read: {words}"
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(call, run):
+def test_resume_names_corrupt_checkpoint_and_uses_previous_one(call, run):
     folder = run / "checkpoints" / "step-000000033"
     shutil.copytree(folder, older := run / "checkpoints" / "step-000000022")
     forge(older, lambda state: {**state, "step": 22})
@@ -143,7 +143,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(call, run):
     assert folder.with_name("damaged-step-000000033").is_dir()
 
 
-def test_a_checkpoint_with_tensors_of_another_run_is_refused(tmp_path):
+def test_checkpoint_with_tensors_of_other_run_is_rejected(tmp_path):
     trainer = make_trainer()
     curve(trainer, 3)
     with RunLog(tmp_path, 20, writes=False) as log:
@@ -162,7 +162,7 @@ def test_a_checkpoint_with_tensors_of_another_run_is_refused(tmp_path):
             restore_trainer(make_trainer(), checkpoint._replace(arrays=arrays))
 
 
-def test_a_run_that_only_left_steps_out_goes_on(tmp_path):
+def test_run_with_only_skipped_steps_can_be_resumed(tmp_path):
     """Without a step, an optimiser has no memory; a checkpoint that says so is whole."""
     recipe = Recipe(steps=20, batch=32, on_nonfinite="skip")
     trainer, again = make_trainer(recipe=recipe), make_trainer(recipe=recipe)
@@ -191,7 +191,7 @@ class Factored(torch.optim.Optimizer):
             parameter.sub_(parameter.grad / scale.sqrt().reshape(parameter.shape), alpha=1e-3)
 
 
-def test_an_optimisers_memory_has_its_own_shapes(tmp_path):
+def test_optimiser_state_of_other_shapes_is_restored(tmp_path):
     def make():
         trainer = make_trainer()
         trainer.optimisers = [Factored(trainer.objective.parameters())]

@@ -33,7 +33,7 @@ def few():
     return Dataset("some digits", names, {"train": split, "test": split.select(np.arange(8), "test")})
 
 
-def test_training_on_arrays_returns_what_it_wrote_and_prints_nothing(tmp_path, few, capfd):
+def test_train_in_quiet_mode_returns_saved_bundle_and_prints_nothing(tmp_path, few, capfd):
     result = train(few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True)
     assert capfd.readouterr() == ("", "")
     assert result.folder == tmp_path / "run"
@@ -47,41 +47,41 @@ def test_training_on_arrays_returns_what_it_wrote_and_prints_nothing(tmp_path, f
     assert written.provenance["data"].startswith("some digits: ")
 
 
-def test_data_without_a_val_split_is_judged_on_held_out_images(tmp_path, few):
+def test_data_without_test_split_is_evaluated_on_held_out_images(tmp_path, few):
     alone = Dataset("training images", few.labels, {"train": few.splits["train"]})
     result = train(alone, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True)
     assert result.scores["split"] == "held-out"
     assert result.sentence.startswith("held-out accuracy ")
 
 
-def test_without_quiet_words_go_to_stderr_alone(tmp_path, few, capfd):
+def test_notes_go_to_stderr_only(tmp_path, few, capfd):
     train(few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE)
     out, err = capfd.readouterr()
     assert not out
     assert "30 images of 10 classes, 10 held out" in err
 
 
-def test_fine_tuning_returns_the_same(tmp_path, few, capfd):
+def test_finetune_in_quiet_mode_returns_bundle_with_origin(tmp_path, few, capfd):
     result = finetune("fashion", few, tmp_path / "run", RECIPE.replace(head="probe", holdout=0.0), ALONE, quiet=True)
     assert capfd.readouterr() == ("", "")
     assert result.bundle.labels == few.labels
     assert result.bundle.provenance["finetuned_from"]["bundle"] == "fashion"
 
 
-def test_a_run_without_images_to_evaluate_has_no_scores(tmp_path, few):
+def test_run_without_evaluation_images_has_no_scores(tmp_path, few):
     alone = Dataset("training images", few.labels, {"train": few.splits["train"]})
     result = train(alone, "ViT-Pico/2", tmp_path / "run", RECIPE.replace(holdout=0.0), ALONE, quiet=True)
     assert (result.scores, result.sentence) == (None, None)
 
 
-def test_a_recipe_must_say_how_long_to_train(tmp_path, few):
+def test_recipe_without_exactly_one_length_is_rejected(tmp_path, few):
     for lengths, said in (({}, "none"), ({"epochs": 1, "steps": 2}, "epochs=1 and steps=2")):
         with pytest.raises(UsageError, match=f"one of epochs, steps and minutes, got {said}"):
             train(few, "ViT-Pico/2", tmp_path / "run", Recipe(**lengths), ALONE, quiet=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_the_states_of_a_folder(tmp_path, few):
+def test_run_folder_reports_its_state(tmp_path, few):
     path = tmp_path / "run"
     new = RunFolder(path, resumes=False, force=False)
     assert new.state is RunFolderState.NEW
@@ -115,7 +115,7 @@ def test_the_states_of_a_folder(tmp_path, few):
 
 
 @pytest.mark.parametrize("settings", [{"optimiser": "sgd", "momentum": 0.0}, {"optimiser": "sgd"}, {}])
-def test_a_run_goes_on_whatever_its_optimiser_remembers(tmp_path, few, settings):
+def test_resume_gives_identical_weights_for_every_optimiser_state(tmp_path, few, settings):
     recipe = RECIPE.replace(steps=4, **settings)
     whole = train(few, "ViT-Pico/2", tmp_path / "whole", recipe, Options(workers=0, keep=9), quiet=True)
     shutil.copytree(whole.folder, tmp_path / "part")
@@ -126,19 +126,19 @@ def test_a_run_goes_on_whatever_its_optimiser_remembers(tmp_path, few, settings)
         assert torch.equal(tensor, resumed.bundle.model.state_dict()[name]), name
 
 
-def test_python_gets_the_errors_of_the_command_line_as_their_own_classes(tmp_path, few):
+def test_existing_output_raises_usage_error_in_python(tmp_path, few):
     train(few, "ViT-Pico/2", str(tmp_path / "run"), RECIPE, ALONE, quiet=True)
     with pytest.raises(UsageError, match="Output must not exist yet"):
         train(few, "ViT-Pico/2", str(tmp_path / "run"), RECIPE, ALONE, quiet=True)
 
 
-def test_training_in_a_thread_leaves_signals_alone(tmp_path, few):
+def test_training_in_a_thread_works_without_signal_handlers(tmp_path, few):
     with ThreadPoolExecutor(1) as pool:
         work = pool.submit(train, few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True)
         assert work.result().bundle.provenance["steps"] == 2
 
 
-def test_a_number_of_each_class_is_nested_and_taken_after_the_held_out_images(few):
+def test_per_class_subsets_are_nested_and_exclude_held_out_images(few):
     some, held_out = few.for_training(holdout=0.2, seed=3, per_class=1)
     more, again = few.for_training(holdout=0.2, seed=3, per_class=2)
     everything, _ = few.for_training(holdout=0.2, seed=3)
@@ -149,7 +149,7 @@ def test_a_number_of_each_class_is_nested_and_taken_after_the_held_out_images(fe
     assert not kinds[2] & {image.tobytes() for image in held_out.images}
 
 
-def test_snapshots_gradients_and_the_accuracy_of_what_was_learned(tmp_path, few):
+def test_run_writes_snapshots_gradient_norms_and_training_accuracy(tmp_path, few):
     recipe = RECIPE.replace(steps=10, per_class=2)
     options = Options(workers=0, snapshots=3, gradients=True)
     result = train(few, "ViT-Pico/2", tmp_path / "run", recipe, options, quiet=True)
@@ -171,7 +171,7 @@ def test_snapshots_gradients_and_the_accuracy_of_what_was_learned(tmp_path, few)
     assert result.scores["training_accuracy"] == pytest.approx((said == split.labels).mean())
 
 
-def test_what_cannot_be_written_at_the_end_is_refused_at_the_start(tmp_path, few):
+def test_unwritable_contents_are_rejected_at_start(tmp_path, few):
     run = train(few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True).folder
     for name in ("report.html", "metrics.jsonl"):
         (run / name).unlink()
@@ -186,7 +186,7 @@ def test_what_cannot_be_written_at_the_end_is_refused_at_the_start(tmp_path, few
         train(few, "ViT-Pico/2", run, RECIPE, ALONE, resumes=True, quiet=True)
 
 
-def test_every_rank_takes_part_in_the_same_collectives(tmp_path, few, monkeypatch):
+def test_all_ranks_call_the_same_collectives(tmp_path, few, monkeypatch):
     """One that the others do not join would wait for them, or for their end."""
 
     class Noting(Ranks):
@@ -211,7 +211,7 @@ def test_every_rank_takes_part_in_the_same_collectives(tmp_path, few, monkeypatc
     assert asked[True].count("gather") > 4
 
 
-def test_observers_are_told_of_the_run_and_need_no_report(tmp_path):
+def test_observers_receive_events_without_report(tmp_path):
     """`training` itself writes no page; an observer sees what `metrics.jsonl` has, and the result."""
     seen = []
 

@@ -81,9 +81,7 @@ def scripted(monkeypatch):
         ((math.nan,) * 8, 1, 0.0, 3, None),
     ],
 )
-def test_patience_counts_evaluations_and_keeps_the_best_weights(
-    few, tmp_path, scripted, scores, patience, average, steps, best
-):
+def test_patience_stops_run_and_keeps_best_weights(few, tmp_path, scripted, scores, patience, average, steps, best):
     evaluated = scripted(scores)
     seen, rates = {}, []
 
@@ -109,7 +107,7 @@ def test_patience_counts_evaluations_and_keeps_the_best_weights(
     assert (rates[-1] > 0.1 * max(rates)) == (steps < 20)
 
 
-def test_patience_needs_held_out_images(call, few, tmp_path):
+def test_patience_without_held_out_images_is_rejected(call, few, tmp_path):
     alone = Dataset("training images", few.labels, {"train": few.splits["train"]})
     with pytest.raises(UsageError, match="Patience must have held-out images to watch, got none of 'training images'"):
         run(alone, tmp_path / "run", RECIPE.replace(holdout=0.0))
@@ -121,7 +119,7 @@ def test_patience_needs_held_out_images(call, few, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_fine_tuning_chooses_between_the_head_by_least_squares_and_the_best_weights(call, tmp_path):
+def test_finetune_with_patience_compares_head_with_best_score(call, tmp_path):
     words = ("fashion", "digits", "--output", tmp_path / "run", "--recipe", "auto", "--patience", 1, "--lr", 0.05)
     done = call("finetune", *words, "--epochs", 6, "--per-class", 3, "--batch", 8)
     assert done.returncode == 0, done.stderr
@@ -130,7 +128,7 @@ def test_fine_tuning_chooses_between_the_head_by_least_squares_and_the_best_weig
     assert len(seen) < 7
 
 
-def test_the_head_by_least_squares_is_compared_with_the_best_weights_and_not_the_last(few, tmp_path, scripted):
+def test_starting_head_is_compared_with_best_instead_of_last_weights(few, tmp_path, scripted):
     scripted((0.6, 0.3, 0.4))  # the last also before the first step
     vitrail.finetune("fashion", few, recipe="auto", epochs=3, patience=1, output=tmp_path / "run", quiet=True)
     (choice,) = events(tmp_path / "run", "choice")
@@ -148,7 +146,7 @@ run(few.__wrapped__(), Path(sys.argv[1]), callback=die)
 """
 
 
-def test_killed_and_resumed_it_ends_at_the_same_step_with_the_same_bits(few, tmp_path):
+def test_resume_after_sigkill_stops_at_same_step_with_identical_weights(few, tmp_path):
     """The weights that were best are from before the kill, and the count goes on where it was."""
     whole = run(few, tmp_path / "whole")
     assert whole.bundle.provenance["stopped"]
@@ -198,7 +196,7 @@ def torchrun(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_ranks_end_at_the_same_step_with_the_same_weights(torchrun, tmp_path):
+def test_two_ranks_stop_at_same_step_with_same_weights(torchrun, tmp_path):
     done = torchrun(tmp_path / "run", 0)
     assert done.returncode == 0, done.stderr
     one, other = done.stdout.splitlines()
@@ -208,7 +206,7 @@ def test_two_ranks_end_at_the_same_step_with_the_same_weights(torchrun, tmp_path
 
 
 @pytest.mark.slow
-def test_the_error_of_one_ranks_callback_ends_all_with_a_checkpoint(few, torchrun, tmp_path):
+def test_callback_error_on_one_rank_ends_all_ranks_with_checkpoint(few, torchrun, tmp_path):
     done = torchrun(tmp_path / "run", 2)
     assert done.returncode == 1
     assert "LookupError: mine" in done.stderr
@@ -216,7 +214,7 @@ def test_the_error_of_one_ranks_callback_ends_all_with_a_checkpoint(few, torchru
     assert events(tmp_path / "run", "callback-failed")[0]["step"] == 2
 
 
-def test_a_callback_sees_every_step_and_changes_no_bit(few, tmp_path):
+def test_callback_receives_every_step_without_changing_weights(few, tmp_path):
     plain = run(few, tmp_path / "plain")
     seen = []
 
@@ -242,7 +240,7 @@ def test_a_callback_sees_every_step_and_changes_no_bit(few, tmp_path):
 
 
 @pytest.mark.parametrize("score", [0.5, math.nan])
-def test_a_resumed_run_knows_its_latest_evaluation(few, tmp_path, scripted, score):
+def test_resumed_run_restores_latest_evaluation(few, tmp_path, scripted, score):
     scripted((score,) * 8)
     recipe, seen = RECIPE.replace(epochs=2, patience=None), []
 
@@ -258,7 +256,7 @@ def test_a_resumed_run_knows_its_latest_evaluation(few, tmp_path, scripted, scor
     assert repr(seen[4]) == repr(seen[3]) == repr({"score": score, "loss": 1.0, "accuracy": score, "count": 10})
 
 
-def test_few_images_are_trained_on_longer_and_judged_no_more_often(few, tmp_path):
+def test_least_images_adds_epochs_but_not_evaluations(few, tmp_path):
     count = len(few.first_split)
     recipe = RECIPE.replace(epochs=2, least_images=6 * count - 1, patience=None)
     run(few, tmp_path / "run", recipe)
@@ -267,7 +265,7 @@ def test_few_images_are_trained_on_longer_and_judged_no_more_often(few, tmp_path
     assert [event["step"] for event in events(tmp_path / "other", "evaluate")] == [3, 6]
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(few, tmp_path, monkeypatch):
+def test_run_killed_before_first_checkpoint_starts_from_scratch(few, tmp_path, monkeypatch):
     recipe = RECIPE.replace(epochs=4, evaluate_every=4, patience=None)
     monkeypatch.setattr("vitrail.training.loop.save_trainer", lambda *_, **__: None)
 
@@ -287,7 +285,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(few, tmp_
     assert read_run(tmp_path / "run").step == 2
 
 
-def test_a_callback_may_end_the_run_and_resuming_does_not_go_on(few, tmp_path):
+def test_run_stopped_by_callback_is_not_continued_on_resume(few, tmp_path):
     output = tmp_path / "run"
     recipe = RECIPE.replace(patience=None)
     result = run(few, output, recipe, callback=lambda step: np.bool_(step.step == 5))
@@ -307,7 +305,7 @@ def test_a_callback_may_end_the_run_and_resuming_does_not_go_on(few, tmp_path):
     assert "stopped" not in whole.bundle.provenance
 
 
-def test_the_error_of_a_callback_comes_through_and_nothing_is_lost(few, tmp_path):
+def test_callback_error_is_raised_after_checkpoint_and_run_can_resume(few, tmp_path):
     whole = run(few, tmp_path / "whole")
     error = KeyError("mine")
 
@@ -327,12 +325,12 @@ def test_the_error_of_a_callback_comes_through_and_nothing_is_lost(few, tmp_path
 
 
 @pytest.mark.parametrize("answer", [0.25, "stop", [], torch.tensor(True)])
-def test_a_callback_answers_in_truth_values(few, tmp_path, answer):
+def test_callback_must_return_boolean_or_none(few, tmp_path, answer):
     with pytest.raises(UsageError, match="Callback must return True to end the run, or None or False to continue, got"):
         run(few, tmp_path / "run", callback=lambda _: answer)
 
 
-def test_the_report_says_why_it_ended(few, tmp_path, scripted):
+def test_report_states_reason_for_early_stop(few, tmp_path, scripted):
     scripted((0.5, 0.4, 0.3))
     run(few, tmp_path / "run")
     report = (tmp_path / "run" / "report.html").read_text()

@@ -58,7 +58,7 @@ def run(toys, tmp_path_factory):
     return train(str(toys), "ViT-Pico/2", tmp_path_factory.mktemp("run") / "run", recipe, Options(), quiet=True)
 
 
-def test_average_precision_is_that_of_scikit_learn():
+def test_average_precision_equals_scikit_learn():
     rng = np.random.default_rng(0)
     for trial in range(50):
         scores = rng.integers(0, 8 if trial % 2 else 10**6, (40, 5)) / 8
@@ -71,7 +71,7 @@ def test_average_precision_is_that_of_scikit_learn():
     assert average_precision(np.ones(3), np.zeros(3)) is None
 
 
-def test_thresholds_have_the_best_f1():
+def test_best_thresholds_maximise_f1():
     rng = np.random.default_rng(1)
     scores, truth = rng.random((60, 3)).round(2), (rng.random((60, 3)) < 0.4).astype(np.uint8)
     for column, (threshold, wanted) in enumerate(zip(best_thresholds(scores, truth), truth.T, strict=True)):
@@ -85,7 +85,7 @@ def test_thresholds_have_the_best_f1():
     assert best_thresholds(np.ones((2, 2)), np.array([[0, 1], [0, 1]])) == (0.5, 0.5)
 
 
-def test_a_csv_of_several_labels(tmp_path):
+def test_multilabel_csv_is_read(tmp_path):
     write_toys(tmp_path, 4)
     (tmp_path / "a.csv").write_text("labels,file\nb; a ;b,0.png\n,1.png\nc,2.png\n")
     dataset = open_data(tmp_path / "a.csv")
@@ -125,14 +125,14 @@ def test_a_csv_of_several_labels(tmp_path):
         ("0.png,cat\n0.png,dog\n", "Line 2 .* must label '0.png' as an earlier line does, got 'dog'"),
     ],
 )
-def test_a_csv_that_contradicts_itself_is_refused(tmp_path, text, reason):
+def test_inconsistent_csv_is_rejected(tmp_path, text, reason):
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(VitrailError, match=reason) as caught:
         open_data(tmp_path / "a.csv")
     assert "\n" not in str(caught.value)
 
 
-def test_some_of_each_label_stay_for_training():
+def test_held_out_sample_leaves_each_label_in_training():
     labels = np.array([[1, 0], [1, 0], [1, 0], [1, 1]] + [[1, 0]] * 16, np.uint8)
     for seed in range(20):
         held_out = sample_held_out(labels, 0.5, seed)
@@ -140,7 +140,7 @@ def test_some_of_each_label_stay_for_training():
         assert not held_out[3]
 
 
-def test_two_labels_an_image_are_learned(run, toys):
+def test_multilabel_training_reaches_high_map(run, toys):
     assert run.scores["map"] >= 0.95
     assert run.scores["count"] == 40
     scores = evaluate(run.folder / "bundle", str(toys))
@@ -153,7 +153,7 @@ def test_two_labels_an_image_are_learned(run, toys):
     assert "Average precision by label" in report
 
 
-def test_the_bundle_says_what_it_answers(run, tmp_path):
+def test_bundle_stores_multilabel_decision_rule(run, tmp_path):
     bundle = vitrail.load(run.folder / "bundle")
     assert isinstance(bundle.answer, MultiLabel)
     assert len(bundle.answer.thresholds) == 4
@@ -169,7 +169,7 @@ def test_the_bundle_says_what_it_answers(run, tmp_path):
         vitrail.load(tmp_path / "copy")
 
 
-def test_the_fixture_of_format_2_loads_for_ever():
+def test_bundle_format_2_fixture_loads():
     bundle = vitrail.load(FIXTURE)
     assert bundle.answer == MultiLabel(thresholds=(0.25, 0.5, 0.75))
     assert bundle.labels == ("cat", "dog", "person")
@@ -177,7 +177,7 @@ def test_the_fixture_of_format_2_loads_for_ever():
 
 
 @pytest.mark.parametrize("engine", ["torch", pytest.param("onnx", marks=pytest.mark.slow)])
-def test_predict_names_what_is_above_the_threshold(run, toys, call, engine, tmp_path):
+def test_predict_returns_labels_above_thresholds(run, toys, call, engine, tmp_path):
     if engine == "onnx":
         pytest.importorskip("onnxruntime")
     bundle, image = str(run.folder / "bundle"), str(toys.parent / "4.png")
@@ -198,7 +198,7 @@ def test_predict_names_what_is_above_the_threshold(run, toys, call, engine, tmp_
         assert call("predict", bundle, image, "--threshold", "2").stderr.startswith("vitrail: Threshold must be")
 
 
-def test_evaluate_and_doctor_print_it(run, toys, call):
+def test_evaluate_and_doctor_accept_multilabel_data(run, toys, call):
     shown = call("evaluate", str(run.folder / "bundle"), str(toys))
     assert shown.stderr == "note: read as images with several labels: 2 of 4 on average\n"
     assert shown.stdout.splitlines()[1].startswith("mAP")
@@ -208,7 +208,7 @@ def test_evaluate_and_doctor_print_it(run, toys, call):
     assert len(vitrail.predict(run.folder / "bundle", str(toys.parent / "4.png"), threshold=0)[0].classes) == 4
 
 
-def test_what_does_not_apply_is_one_line(run, toys, call, tmp_path):
+def test_unsupported_multilabel_commands_raise_one_line_errors(run, toys, call, tmp_path):
     bundle, data = str(run.folder / "bundle"), str(toys)
     training = ["--model", "ViT-Pico/2", "--output", str(tmp_path / "z"), "--epochs", "1"]
     for words, reason in (
@@ -247,7 +247,7 @@ def test_what_does_not_apply_is_one_line(run, toys, call, tmp_path):
         assert any(part in refused.stderr for part in reason.split("|")), refused.stderr
 
 
-def test_inspect_shows_it(run, toys, call, tmp_path):
+def test_inspect_shows_multilabel_predictions(run, toys, call, tmp_path):
     images = [str(toys.parent / name) for name in ("0.png", "4.png")]
     done = call("inspect", str(run.folder / "bundle"), *images, "--evidence", "--output", str(tmp_path / "page"))
     assert done.returncode == 0, done.stderr
@@ -258,7 +258,7 @@ def test_inspect_shows_it(run, toys, call, tmp_path):
     assert [one["score"] for one in shown] == pytest.approx([one["score"] for one in answer], abs=1e-5)
 
 
-def test_a_bundle_is_finetuned_on_several_labels(run, toys, tmp_path):
+def test_finetune_supports_multilabel_data(run, toys, tmp_path):
     recipe = change_recipe(find_recipe("frozen").replace(preprocess={}), ["objective=multilabel"])
     tuned = finetune("fashion", str(toys), tmp_path / "run", recipe, Options(), quiet=True)
     assert tuned.scores["map"] > 0.7
@@ -267,7 +267,7 @@ def test_a_bundle_is_finetuned_on_several_labels(run, toys, tmp_path):
     assert again.scores["map"] == pytest.approx(run.scores["map"], abs=1e-6)
 
 
-def test_a_threshold_too_few_is_refused(run):
+def test_invalid_thresholds_are_rejected(run):
     bundle = vitrail.load(run.folder / "bundle")
     with pytest.raises(UsageError, match="Thresholds must be one for each of the model's 4 classes, got 1"):
         vitrail.Bundle(model=bundle.model, preprocess=bundle.preprocess, answer=MultiLabel(thresholds=(0.5,)))
@@ -276,7 +276,7 @@ def test_a_threshold_too_few_is_refused(run):
             MultiLabel(thresholds=wrong)
 
 
-def test_another_answer_is_another_bundle_without_its_scores(run):
+def test_other_decision_rule_changes_fingerprint_and_drops_scores(run):
     bundle = vitrail.load(run.folder / "bundle")
     assert "scores" in bundle.provenance
     others = [dataclasses.replace(bundle, answer=one) for one in (MultiLabel(thresholds=(0.5,) * 4), SINGLE_LABEL)]
@@ -286,7 +286,7 @@ def test_another_answer_is_another_bundle_without_its_scores(run):
 
 
 @pytest.mark.parametrize("document", [{"kind": [1]}, {"kind": {}}, {"kind": None}, [], {"kind": "class", "x": 1}])
-def test_a_strange_answer_is_one_line(tmp_path, document):
+def test_invalid_decision_rule_raises_corrupt_file_error(tmp_path, document):
     shutil.copytree(FIXTURE, tmp_path / "bundle")
     (tmp_path / "bundle" / DECISION_RULE_FILE).write_text(json.dumps(document))
     remake_manifest(tmp_path / "bundle")
@@ -294,7 +294,7 @@ def test_a_strange_answer_is_one_line(tmp_path, document):
         vitrail.load(tmp_path / "bundle")
 
 
-def test_format_1_with_an_answer_is_refused(tmp_path):
+def test_format_1_with_decision_rule_is_rejected(tmp_path):
     shutil.copytree(FIXTURE, tmp_path / "bundle")
     config = tmp_path / "bundle" / "config.json"
     config.write_text(config.read_text().replace('"format": 2', '"format": 1'))
@@ -303,7 +303,7 @@ def test_format_1_with_an_answer_is_refused(tmp_path):
         vitrail.load(tmp_path / "bundle")
 
 
-def test_another_format_keeps_what_it_answers_and_warns(run, call, tmp_path):
+def test_conversion_to_timm_keeps_decision_rule_with_note(run, call, tmp_path):
     there = call("convert", str(run.folder / "bundle"), str(tmp_path / "timm"), "--to", "timm", "--no-verify")
     assert "note: timm cannot store that the model predicts several labels: apply a sigmoid\n" in there.stderr
     assert call("convert", str(tmp_path / "timm"), str(tmp_path / "back"), "--no-verify").returncode == 0

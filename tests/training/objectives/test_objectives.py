@@ -39,7 +39,7 @@ def masked(**settings):
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-def test_mixed_images_have_the_cross_entropy_of_their_soft_labels(loss):
+def test_mixed_images_have_cross_entropy_of_soft_labels(loss):
     """Mixup and CutMix: the share of the own label, the rest of the other image's, both smoothed."""
     model = redraw(vitrail.create("MLP-Pico", classes=5), std=0.5).eval()
     objective = Classify(model, Task(Recipe(loss=loss, label_smoothing=0.1), HALF, tuple("abcde")))
@@ -55,7 +55,7 @@ def test_mixed_images_have_the_cross_entropy_of_their_soft_labels(loss):
     torch.testing.assert_close(objective(images, labels, others, share), expected)
 
 
-def test_colours_are_three_bits_of_each_channels_mean():
+def test_masked_colours_are_three_bits_of_channel_means():
     pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
     pixels[:, :4, :4] = [0, 255, 128]
     images = HALF.scale(torch.from_numpy(pixels))
@@ -69,7 +69,7 @@ def test_colours_are_three_bits_of_each_channels_mean():
     assert found[0, 0] == 0 * 64 + 7 * 8 + 4
 
 
-def test_half_of_the_patches_are_corrupted_in_the_papers_shares():
+def test_half_of_patches_are_corrupted_in_shares_of_paper():
     objective = masked()
     seen = {}
 
@@ -97,7 +97,7 @@ def test_half_of_the_patches_are_corrupted_in_the_papers_shares():
         assert (now[number, index] == clean[number]).all(-1).any()
 
 
-def test_hidden_patches_cannot_be_read_through():
+def test_masked_patches_do_not_influence_predictions():
     """With every corrupted patch masked, their content changes nothing of what is predicted."""
     objective = masked()
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_hidden_patches_cannot_be_read_through():
     torch.testing.assert_close(after, before)
 
 
-def test_masked_training_learns_and_leaves_a_bundle_to_fine_tune(tmp_path):
+def test_masked_training_reduces_loss_and_saves_bundle(tmp_path):
     recipe = Recipe(epochs=12, batch=64, objective="masked", optimiser="muon", learning_rate=0.02, momentum=0.95)
     train("digits", "ViT-Pico/2", tmp_path / "run", recipe, Options(workers=0))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -136,7 +136,7 @@ def test_masked_training_learns_and_leaves_a_bundle_to_fine_tune(tmp_path):
         vitrail.Classifier(bundle).predict([np.zeros((8, 8), np.uint8)])
 
 
-def test_filling_in_changes_hidden_patches_alone():
+def test_fill_in_changes_only_masked_patches():
     objective = masked()
     images = torch.rand(3, 3, 32, 32) * 2 - 1
     with torch.no_grad():
@@ -149,14 +149,14 @@ def test_filling_in_changes_hidden_patches_alone():
 
 
 @pytest.mark.parametrize("settings", [{"norm": "batch"}, {"stride": 2}, {"token_drop": 0.5}])
-def test_masked_refuses_what_it_cannot_do(settings):
+def test_masked_objective_rejects_unsupported_models(settings):
     with pytest.raises(UsageError, match="masked"):
         masked(**settings)
     with pytest.raises(UsageError, match="masked"):
         MaskedPatches(vitrail.create("Mixer-Nano/7"), TASK)
 
 
-def test_the_palette_is_as_good_as_scikit_learns():
+def test_palette_loss_is_close_to_scikit_learn_kmeans():
     from sklearn.cluster import KMeans
 
     split = open_data("digits").splits["train"]
@@ -173,7 +173,7 @@ def test_the_palette_is_as_good_as_scikit_learns():
     assert torch.equal(palette, cluster(pixels, 6, seed=0))
 
 
-def test_next_pixel_training_learns_and_completes(tmp_path):
+def test_next_pixel_training_reduces_loss_and_completes_images(tmp_path):
     recipe = Recipe(epochs=6, batch=64, objective="next-pixel", learning_rate=3e-3, model={"resolution": 8})
     train("digits", "iGPT-Micro", tmp_path / "run", recipe, Options(workers=0))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -192,7 +192,7 @@ def test_next_pixel_training_learns_and_completes(tmp_path):
     assert set(gone_on.flatten().tolist()) <= set(known)
 
 
-def test_next_pixel_refuses_others():
+def test_next_pixel_objective_rejects_other_models():
     with pytest.raises(UsageError, match="next-pixel"):
         NextPixel(vitrail.create("ViT-Nano/7"), TASK)
 
@@ -249,7 +249,7 @@ def verified(features, labels):
     return float((order[same].sum() - count * (count - 1) / 2) / (count * (~same).sum()))
 
 
-def test_features_with_weights_for_each_label_and_a_number_that_is_no_mean(tmp_path, monkeypatch):
+def test_custom_objective_has_own_parameters_and_metric(tmp_path, monkeypatch):
     monkeypatch.setitem(OBJECTIVES._built_ins, "margin", "tests.training.objectives.test_objectives:Margin")
     recipe = Recipe(epochs=3, batch=64, objective="margin", learning_rate=3e-3, layer_decay=0.9)
     result = train("digits", "ViT-Pico/2", tmp_path / "run", recipe, Options(workers=0))
@@ -298,7 +298,7 @@ class Several(Objective):
         return found["precision"]
 
 
-def test_several_labels_an_image(tmp_path, monkeypatch):
+def test_custom_multilabel_objective_trains_and_resumes(tmp_path, monkeypatch):
     monkeypatch.setitem(OBJECTIVES._built_ins, "several", "tests.training.objectives.test_objectives:Several")
     digits = open_data("digits").splits
     yes = np.stack([np.isin(np.arange(10), group) for group in ((0, 2, 4, 6, 8), (5, 6, 7, 8, 9), (2, 3, 5, 7))], 1)
@@ -326,7 +326,7 @@ def test_several_labels_an_image(tmp_path, monkeypatch):
         np.testing.assert_array_equal(tensor, collect_arrays(trainer)[name])
 
 
-def test_an_objectives_own_parameters_have_roles():
+def test_parameters_of_objective_have_roles():
     objective = masked()
     roles = objective.roles()
     assert roles.keys() == {name for name, _ in objective.named_parameters()}
