@@ -1,1 +1,1 @@
-"""The models: one architecture per file, without training, file access or figures."""
+"""Models: layers, position embeddings and model families, without training, file access or figures."""

@@ -233,7 +233,7 @@ class Model(nn.Module, Generic[Config]):
         a CNN's layer is a sequence of its positions in raster order. Layers count from 0 (negative: from the last);
         None means all.
 
-        With `normalise`, the norm before the head is applied to every output (in a CNN, to those with its number of
+        With `normalise`, the norm before the head is applied to every output (in a CNN, to outputs with its number of
         channels). The model runs in its present mode, and gradients are kept.
 
             >>> model = vitrail.create("ViT-Nano/7")

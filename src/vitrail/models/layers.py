@@ -325,7 +325,7 @@ class LayerScale(nn.Module):
 
 
 def drop(x: Tensor, probability: float, training: bool) -> Tensor:
-    """Apply dropout in training. The condition is here because an inactive `F.dropout` takes as long as a small
+    """Apply dropout in training. The condition exists because an inactive `F.dropout` takes as long as a small
     layer."""
     return F.dropout(x, probability) if training and probability else x
 

@@ -1,4 +1,4 @@
-"""Position embeddings of the ViT: one file each, and one line here.
+"""The registry of the ViT's position embeddings. Each has a file of this package and a line below.
 
 A file has one class with the rules, the costs and the computation of a position embedding. Rules and costs need no
 torch, so that `vitrail info` stays fast: methods that compute import it themselves.

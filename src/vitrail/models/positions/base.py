@@ -20,10 +20,10 @@ Placement = Literal["once", "every", "shared"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Position:
-    """A position embedding of a ViT: its rules and costs, and what it adds to tokens, how it rotates queries and keys
-    or biases attention, and how it is resized to another grid.
+    """A position embedding of a ViT: its rules and costs, the table that it adds to the tokens, its rotation of queries
+    and keys, its bias of attention, and its resizing to another grid.
 
-    The default rules are those of a table that is added to the tokens; by default, nothing is added. Parameters are
+    The default rules fit a table that is added to the tokens; the default methods add nothing. Parameters are
     registered in the model and its blocks, under timm's names. Fixed tables are pure functions of the grid, computed in
     double precision on the CPU (not every device has that).
     """

@@ -27,7 +27,7 @@ class SinCos1D(Position):
         return {"sincos": pad(self.grid_table(), (0, 0, self.config.prefix, 0))}
 
     def grid_table(self) -> "Tensor":
-        """The sinusoids of every patch (N, D)."""
+        """Return the sinusoids of every patch (N, D)."""
         import torch
 
         from vitrail.models.positions.grid import sinusoids

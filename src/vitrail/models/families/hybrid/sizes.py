@@ -26,14 +26,14 @@ _TIMM = {
 }
 
 
-def _published(name: str, layers: tuple[int, ...], patch: int, size: str) -> HybridConfig:
+def _published_config(name: str, layers: tuple[int, ...], patch: int, size: str) -> HybridConfig:
     width, depth, heads, mlp = VIT[size]
     return HybridConfig(
         name=name, stem_layers=layers, patch=(patch, patch), width=width, depth=depth, heads=heads, mlp=mlp
     )
 
 
-def _small(name: str, vit: ViTConfig, layers: tuple[int, ...], strides: tuple[int, ...]) -> HybridConfig:
+def _small_preset(name: str, vit: ViTConfig, layers: tuple[int, ...], strides: tuple[int, ...]) -> HybridConfig:
     """Return a preset with the grid of the preset `vit`. The stem costs about as much as one block, so the hybrid has
     one block less, as in "Early Convolutions"."""
     return HybridConfig(
@@ -43,12 +43,12 @@ def _small(name: str, vit: ViTConfig, layers: tuple[int, ...], strides: tuple[in
 
 
 SIZES = Sizes(
-    published=tuple(_published(name, *settings) for name, settings in _PUBLISHED.items()),
+    published=tuple(_published_config(name, *settings) for name, settings in _PUBLISHED.items()),
     small=(
-        _small("Hybrid-Pico", PICO, (24, 72), (1, 2)),
-        _small("Hybrid-Nano", NANO, (16, 32, 64), (2, 2, 2)),
-        _small("Hybrid-Nano/8", NANO_32, (16, 32, 64), (2, 2, 2)),
-        _small("Hybrid-Micro", MICRO, (32, 96), (2, 2)),
+        _small_preset("Hybrid-Pico", PICO, (24, 72), (1, 2)),
+        _small_preset("Hybrid-Nano", NANO, (16, 32, 64), (2, 2, 2)),
+        _small_preset("Hybrid-Nano/8", NANO_32, (16, 32, 64), (2, 2, 2)),
+        _small_preset("Hybrid-Micro", MICRO, (32, 96), (2, 2)),
     ),
     timm={f"{stem}_{side}": Alias(name, side) for name, (stem, sides) in _TIMM.items() for side in sides},
 )

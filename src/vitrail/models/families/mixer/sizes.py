@@ -11,7 +11,7 @@ _PUBLISHED = {
     "H": (1280, 32, 640, 5120, (14,)),
 }
 
-_small = MixerConfig(classes=10, channels=1, resolution=(28, 28), patch=(7, 7), width=64, depth=4)
+_SMALL = MixerConfig(classes=10, channels=1, resolution=(28, 28), patch=(7, 7), width=64, depth=4)
 
 SIZES = Sizes(
     published=tuple(
@@ -27,10 +27,10 @@ SIZES = Sizes(
         for patch in patches
     ),
     small=(
-        _small.replace(name="Mixer-Pico/2", resolution=8, patch=2, width=48, token_mlp=30, channel_mlp=192),
-        _small.replace(name="Mixer-Nano/7", token_mlp=32, channel_mlp=256),
-        _small.replace(name="Mixer-Nano/8", patch=8, token_mlp=32, channel_mlp=256, channels=3, resolution=32),
-        _small.replace(name="Mixer-Micro/4", patch=4, depth=6, token_mlp=56, channel_mlp=256),
+        _SMALL.replace(name="Mixer-Pico/2", resolution=8, patch=2, width=48, token_mlp=30, channel_mlp=192),
+        _SMALL.replace(name="Mixer-Nano/7", token_mlp=32, channel_mlp=256),
+        _SMALL.replace(name="Mixer-Nano/8", patch=8, token_mlp=32, channel_mlp=256, channels=3, resolution=32),
+        _SMALL.replace(name="Mixer-Micro/4", patch=4, depth=6, token_mlp=56, channel_mlp=256),
     ),
     timm={
         f"mixer_{size.lower()}{patch}_224": Alias(f"Mixer-{size}/{patch}", 224)

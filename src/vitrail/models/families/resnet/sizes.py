@@ -8,7 +8,7 @@ _BITS = {50: ((3, 4, 6, 3), (1, 3)), 101: ((3, 4, 23, 3), (1, 3)), 152: ((3, 8, 
 # Depths and width factors for which timm has a name.
 _TIMM = ((50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4))
 
-_small = ResNetConfig(kind="plain", classes=10, channels=1, resolution=(28, 28), layers=(1, 1, 1))
+_SMALL = ResNetConfig(kind="plain", classes=10, channels=1, resolution=(28, 28), layers=(1, 1, 1))
 
 SIZES = Sizes(
     published=tuple(
@@ -17,10 +17,10 @@ SIZES = Sizes(
         for factor in factors
     ),
     small=(
-        _small.replace(name="ResNet-Pico", resolution=8, base=21),
-        _small.replace(name="ResNet-Nano", base=8),
-        _small.replace(name="ResNet-Nano/8", base=7, channels=3, resolution=32),
-        _small.replace(name="ResNet-Micro", base=18),
+        _SMALL.replace(name="ResNet-Pico", resolution=8, base=21),
+        _SMALL.replace(name="ResNet-Nano", base=8),
+        _SMALL.replace(name="ResNet-Nano/8", base=7, channels=3, resolution=32),
+        _SMALL.replace(name="ResNet-Micro", base=18),
     ),
     timm={f"resnetv2_{depth}x{factor}_bit": Alias(f"BiT-R{depth}x{factor}", 224) for depth, factor in _TIMM},
     aliases={f"resnet{depth}": f"BiT-R{depth}x1" for depth in _BITS},

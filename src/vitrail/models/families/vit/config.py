@@ -50,7 +50,7 @@ class ViTConfig(PatchedConfig):
     """Whether [CLS] has a learned position embedding, as in the paper; some later models have none."""
     wrap: bool = False
     """Let relative and rope-2d positions wrap around the edges. Shifts by multiples of a patch then do not change the
-    logits (for rope-2d only with pool gap or map, because [CLS] has no angle and sees absolute ones)."""
+    logits (for rope-2d only with pool gap or map, because [CLS] has no angle and depends on absolute angles)."""
     resize_rule: ResizeRule = "google"
     """Library whose interpolation resizes learned position embeddings; published checkpoints differ."""
     attention: Literal["global", "local", "strided"] = "global"
@@ -103,7 +103,7 @@ class ViTConfig(PatchedConfig):
 
     @classmethod
     def meanings(cls) -> dict[str, str]:
-        """The docstring of each setting, preceded by its allowed values, also for the position."""
+        """Return the docstring of each setting, preceded by its allowed values, also for the position."""
         meanings = super().meanings()
         return meanings | {"position": f"{', '.join(POSITIONS)}. {meanings['position']}"}
 

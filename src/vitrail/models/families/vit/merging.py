@@ -1,17 +1,16 @@
-"""Token merging: similar patches become one token in front of a layer (the idea of arXiv 2210.09461).
+"""Token merging: similar patches become one token before a layer (the idea of arXiv 2210.09461).
 
 Half of the patches are sources, the other half are targets, like the squares of a chessboard. The sources with the
 lowest costs each join a target and form a group. A group is one token, the mean of its patches. Its size (the number of
 its patches) enters attention as log(size): the group gets the attention that as many equal tokens would get.
 
 The cost of a pair is the sum of squared distances that the group gains (Ward's criterion), times the square root of the
-attention that [CLS] pays to the two tokens in the next layer: patches to which [CLS] pays little attention are
-merged first. The
-sizes of the two tokens count in Ward's criterion only, not in the attention.
+attention that [CLS] pays to the two tokens in the next layer: patches to which [CLS] pays little attention are merged
+first. The sizes of the two tokens count in Ward's criterion only, not in the attention.
 
 Shapes: B images, T tokens (first [CLS] and registers), S sources and C targets, R merged sources, M = T - R tokens
-after merging, D width. Indices count through the rows of a whole batch (B * T): selecting rows of one matrix is three
-times as fast as gathering along a dimension.
+after merging, D width. Indices count through the rows of the complete batch (B * T): selecting rows of one matrix is
+three times as fast as gathering along a dimension.
 """
 
 from collections.abc import Callable
@@ -78,7 +77,7 @@ def match(
     sources = patches // 2
 
     def split_halves(values_BN: Tensor) -> tuple[Tensor, Tensor]:
-        """Split values of patches into those of targets (B, 1, C) and of sources (B, S, 1)."""
+        """Split values of patches into values of targets (B, 1, C) and of sources (B, S, 1)."""
         targets_BC, sources_BS = values_BN.split([patches - sources, sources], dim=1)
         return targets_BC[:, None], sources_BS[:, :, None]
 

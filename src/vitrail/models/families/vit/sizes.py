@@ -42,12 +42,12 @@ HEADS = {**{width: heads for width, _, heads, _ in PUBLISHED.values()}, 1152: 16
 """Attention heads of the published models by their width, also of SoViT-400m (arXiv 2305.13035)."""
 
 
-def _published(size: str, patch: int) -> ViTConfig:
+def _published_config(size: str, patch: int) -> ViTConfig:
     width, depth, heads, mlp = PUBLISHED[size]
     return ViTConfig(name=f"ViT-{size}/{patch}", patch=(patch, patch), width=width, depth=depth, heads=heads, mlp=mlp)
 
 
-def _face(size: str, width: int, depth: int, heads: int, mlp: int) -> ViTConfig:
+def _face_preset(size: str, width: int, depth: int, heads: int, mlp: int) -> ViTConfig:
     """Return a preset for faces: 112 pixels, with a grid of 14 x 14 overlapping patches that cover every pixel."""
     return ViTConfig(
         name=f"FaceViT-{size}", classes=0, embedding=512, resolution=(112, 112), patch=(12, 12), stride=(8, 8),
@@ -55,18 +55,18 @@ def _face(size: str, width: int, depth: int, heads: int, mlp: int) -> ViTConfig:
     )  # fmt: skip
 
 
-_small = ViTConfig(classes=10, channels=1, resolution=(28, 28), patch=(7, 7), width=64, depth=4, heads=4, mlp=128)
-PICO = _small.replace(name="ViT-Pico/2", resolution=8, patch=2, width=48, heads=3, mlp=96)
-NANO = _small.replace(name="ViT-Nano/7")
+_SMALL = ViTConfig(classes=10, channels=1, resolution=(28, 28), patch=(7, 7), width=64, depth=4, heads=4, mlp=128)
+PICO = _SMALL.replace(name="ViT-Pico/2", resolution=8, patch=2, width=48, heads=3, mlp=96)
+NANO = _SMALL.replace(name="ViT-Nano/7")
 NANO_32 = NANO.replace(name="ViT-Nano/8", patch=8, channels=3, resolution=32)
 MICRO = NANO.replace(name="ViT-Micro/4", patch=4, depth=6)
 
 SIZES = Sizes(
-    published=tuple(_published(size, patch) for size in PUBLISHED for patch in _PATCHES[size]),
+    published=tuple(_published_config(size, patch) for size in PUBLISHED for patch in _PATCHES[size]),
     small=(PICO, NANO, NANO_32, MICRO),
     faces=(
-        _face("Nano", width=96, depth=6, heads=3, mlp=384),
-        *(_face(size, *PUBLISHED[size]) for size in ("Ti", "S", "B")),
+        _face_preset("Nano", width=96, depth=6, heads=3, mlp=384),
+        *(_face_preset(size, *PUBLISHED[size]) for size in ("Ti", "S", "B")),
     ),
     timm={
         f"vit_{word}_patch{patch}_{side}": Alias(f"ViT-{size}/{patch}", side)
