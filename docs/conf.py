@@ -1,10 +1,10 @@
-"""How `make docs` turns the Markdown pages of this repository into a site in two languages.
+"""Sphinx configuration of `make docs`, which builds a site in two languages from the Markdown pages.
 
     sphinx-build -c docs . site             English: every page.md
-    sphinx-build -c docs -t ko . site/ko    Korean: page.ko.md, or page.md where there is no Korean one
+    sphinx-build -c docs -t ko . site/ko    Korean: page.ko.md, or page.md if there is no translation
 
-A page can be read where it lies, too: links between files become links between pages of the site. Nothing that is built
-loads anything from an outside address (tests/docs/test_site.py).
+Links between Markdown files become links between pages of the site. The site loads nothing from external addresses
+(tests/docs/test_site.py).
 """
 
 import re
@@ -20,9 +20,9 @@ import vitrail
 from vitrail.reports.explain.explain_page import explain
 
 ROOT = Path(__file__).resolve().parents[1]
-KOREAN = tags.has("ko")  # noqa: F821 (Sphinx puts `tags` here)
+KOREAN = tags.has("ko")  # noqa: F821 (Sphinx defines `tags`)
 
-# The order of the navigation; titles are those of the pages.
+# Pages in the order of the navigation. Titles are those of the pages.
 GUIDE = [
     "commands",
     "data",
@@ -43,10 +43,10 @@ GUIDE = [
     "weights",
     "python",
 ]
-CHAPTERS = [f"notes-{number}" for number in range(1, 6)]  # of `notes`; each is a notebook, too
-GROUND = ["families", "settings", "proved", "security", "architecture", "extending", "api"]
-WALK = "walk"  # folder of the site with the page of `vitrail explain`
-PAGES = [*(f"docs/{name}" for name in GUIDE + GROUND), "benchmarks/README", "CONTRIBUTING", "CHANGELOG"]
+CHAPTERS = [f"notes-{number}" for number in range(1, 6)]  # of the page `notes`; each is also written as a notebook
+REFERENCE = ["families", "settings", "proved", "security", "architecture", "extending", "api"]
+EXPLAIN_FOLDER = "walk"  # with the page of `vitrail explain`
+PAGES = [*(f"docs/{name}" for name in GUIDE + REFERENCE), "benchmarks/README", "CONTRIBUTING", "CHANGELOG"]
 TRANSLATED = {str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.ko.md"), *ROOT.glob("docs/*.ko.md")]}
 
 project = html_title = "Vitrail"
@@ -58,7 +58,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 root_doc = "README"
 include_patterns = ["*.md", "docs/**.md", "benchmarks/README.md"]
 exclude_patterns = [".*", "site", "dist", "tests", *sorted(TRANSLATED)]
-if KOREAN:  # docstrings are English: their pages are on the English site alone
+if KOREAN:  # docstrings are English, so their pages are only on the English site
     exclude_patterns = [*(name.replace(".ko.md", ".md") for name in exclude_patterns), "docs/api/**"]
 source_suffix = {".ko.md": "markdown", ".md": "markdown"} if KOREAN else {".md": "markdown"}
 
@@ -78,7 +78,7 @@ html_copy_source = html_show_sphinx = False
 
 
 def write_api_pages(app: Sphinx) -> None:
-    """One page for each part of the package: what the docstrings of its modules say."""
+    """Write docs/api/*.md: one page for each subpackage, with the docstrings of its modules."""
     source = ROOT / "src"
     files = sorted((source / "vitrail").rglob("*.py"), key=lambda path: path.relative_to(source).with_suffix("").parts)
     pages: dict[str, str] = {}
@@ -86,59 +86,61 @@ def write_api_pages(app: Sphinx) -> None:
         name = ".".join(file.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
         if name in ("vitrail", "vitrail.__main__"):
             continue
-        part = ".".join(name.split(".")[:2])
-        heading = f"# {part}\n" if name == part else f"\n## {name}\n"
-        pages[part] = pages.get(part, "") + f"{heading}\n```{{eval-rst}}\n.. automodule:: {name}\n```\n"
+        package = ".".join(name.split(".")[:2])
+        heading = f"# {package}\n" if name == package else f"\n## {name}\n"
+        pages[package] = pages.get(package, "") + f"{heading}\n```{{eval-rst}}\n.. automodule:: {name}\n```\n"
     folder = ROOT / "docs" / "api"
     folder.mkdir(exist_ok=True)
     for page in folder.glob("*.md"):
         if page.stem not in pages:
             page.unlink()
-    for part, text in pages.items():
-        page = folder / f"{part}.md"
+    for package, text in pages.items():
+        page = folder / f"{package}.md"
         if not page.exists() or page.read_text(encoding="utf-8") != text:
             page.write_text(text, encoding="utf-8")
 
 
 def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Links to the same page in the other language lead to the other site; navigation is added to two pages."""
-    here = ROOT / docname
-    up = relpath(".." if KOREAN else ".", Path(docname).parent)  # to the site of English
+    """Change a page before it is parsed: link the other language's site, and add navigation and notebook links."""
+    page_path = ROOT / docname
+    up = relpath(".." if KOREAN else ".", Path(docname).parent)  # to the root of the English site
 
     def other_language(link: re.Match) -> str:
-        words, file, anchor = link.groups()
-        target = relpath((here.parent / file).resolve(), ROOT)
+        link_text, file, anchor = link.groups()
+        target = relpath((page_path.parent / file).resolve(), ROOT)
         korean = target if target.endswith(".ko.md") else target.replace(".md", ".ko.md")
         if korean not in TRANSLATED or target.endswith(".ko.md") == KOREAN:
             return link.group()
         page = Path("." if KOREAN else "ko") / korean.replace(".ko.md", ".html")
-        return f'<a href="{(Path(up) / page).as_posix()}{anchor or ""}">{words}</a>'
+        return f'<a href="{(Path(up) / page).as_posix()}{anchor or ""}">{link_text}</a>'
 
     source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+\.md)(#[^)]*)?\)", other_language, source[0])
-    words = "이 페이지를 지금 열기(내장 모델)" if KOREAN else "Open the page here, with the embedded model"
-    source[0] = source[0].replace("<!-- live page -->", f'<p><a href="{up}/{WALK}/index.html">{words}</a></p>')
+    link_text = "이 페이지를 지금 열기(내장 모델)" if KOREAN else "Open this page for the embedded model"
+    source[0] = source[0].replace(
+        "<!-- live page -->", f'<p><a href="{up}/{EXPLAIN_FOLDER}/index.html">{link_text}</a></p>'
+    )
     if docname == root_doc:
         source[0] += "\n```{toctree}\n:hidden:\n\n" + "\n".join(PAGES) + "\n```\n"
     if docname == "docs/notes":
         source[0] += "\n```{toctree}\n:hidden:\n\n" + "\n".join(CHAPTERS) + "\n```\n"
-    if here.name in CHAPTERS:
+    if page_path.name in CHAPTERS:
         title, links, text = source[0].split("\n\n", 2)
-        links += f' · <a href="{here.name}.ipynb" download>{"노트북" if KOREAN else "Notebook"}</a>'
+        links += f' · <a href="{page_path.name}.ipynb" download>{"노트북" if KOREAN else "Notebook"}</a>'
         source[0] = "\n\n".join((title, links, text))
     if docname == "docs/api" and not KOREAN:
         source[0] += "\n```{toctree}\n:glob:\n:maxdepth: 2\n\napi/*\n```\n"
 
 
-def read_docstring(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
-    """Docstrings are plain text with `code` and indented examples: nothing else in them is markup."""
-    text, example = [], False
+def read_docstring(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Convert a docstring to reStructuredText in place. Only `code` and indented examples are markup."""
+    text, is_example = [], False
     for line in lines:
         if line.startswith("    "):
-            text += [] if example else ["", "::", ""]
-            example = True
+            text += [] if is_example else ["", "::", ""]
+            is_example = True
         elif line:
-            text += [""] if example else []
-            example = False
+            text += [""] if is_example else []
+            is_example = False
             parts = line.split("`")
             parts[::2] = [re.sub(r"([*|\\]|_\b)", r"\\\1", part) for part in parts[::2]]
             line = "`".join(parts)
@@ -146,14 +148,16 @@ def read_docstring(app: Sphinx, what: str, name: str, thing: object, options: ob
     lines[:] = text
 
 
-def skip_member(app: Sphinx, what: str, name: str, thing: object, skip: bool, options: object) -> bool | None:
-    """What scikit-learn and torch put into our classes is theirs to document."""
-    return True if str(getattr(thing, "__module__", "")).startswith(("sklearn.", "torch.")) else None
+def skip_member(app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:
+    """Skip members that classes inherit from scikit-learn or torch."""
+    return True if str(getattr(obj, "__module__", "")).startswith(("sklearn.", "torch.")) else None
 
 
 def write_notebooks(app: Sphinx, error: Exception | None) -> None:
-    """Each chapter of the notes as a notebook beside its page: blocks of code are cells, with what the page says that
-    they print; links lead to pages of the site."""
+    """Write each chapter of the notes as a notebook beside its page.
+
+    Code blocks become cells with the output on the page. Links are changed to pages of the site.
+    """
     if error is not None:
         return
     import jupytext
@@ -166,48 +170,48 @@ def write_notebooks(app: Sphinx, error: Exception | None) -> None:
             (out / figure).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / "docs" / figure, out / figure)
         page = re.sub(r"<!-- .*? -->\n", "", page)
-        own, other = (r"\.ko\.md", f"../../docs/{name}.html") if KOREAN else (r"\.md", f"../ko/docs/{name}.html")
+        suffix, other = (r"\.ko\.md", f"../../docs/{name}.html") if KOREAN else (r"\.md", f"../ko/docs/{name}.html")
         page = page.replace(f"({name}.md)" if KOREAN else f"({name}.ko.md)", f"({other})")
-        page = re.sub(rf"\]\(([\w-]+){own}\)", r"](\1.html)", page)
-        printed = re.findall(r"^```python\n.*?^```$(?:\n\n```text\n(.*?)^```$)?", page, re.DOTALL | re.MULTILINE)
+        page = re.sub(rf"\]\(([\w-]+){suffix}\)", r"](\1.html)", page)
+        outputs = re.findall(r"^```python\n.*?^```$(?:\n\n```text\n(.*?)^```$)?", page, re.DOTALL | re.MULTILINE)
         page = re.sub(r"^```text\n.*?^```$\n\n", "", page, flags=re.DOTALL | re.MULTILINE)
         notebook = jupytext.reads(page, {"extension": ".md", "split_at_heading": True})
         notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
         for number, cell in enumerate(notebook.cells):
-            cell["id"] = f"cell-{number}"  # drawn at random otherwise
-        cells = [one for one in notebook.cells if one.cell_type == "code" and not one.source.startswith("%%")]
-        for cell, output in zip(cells, printed, strict=True):
+            cell["id"] = f"cell-{number}"  # the default is random
+        cells = [cell for cell in notebook.cells if cell.cell_type == "code" and not cell.source.startswith("%%")]
+        for cell, output in zip(cells, outputs, strict=True):
             cell.outputs = [new_output("stream", text=output)] if output else []
         jupytext.write(notebook, out / f"{name}.ipynb")
 
 
 def write_index(app: Sphinx, error: Exception | None) -> None:
-    """A folder opens with its `index.html`, here the page of the README. Both languages share one walk-through."""
+    """Copy the page of the README to index.html, and write the page of `vitrail explain`, which both sites link."""
     if error is None:
         (Path(app.outdir) / "index.html").write_bytes((Path(app.outdir) / "README.html").read_bytes())
         if not KOREAN:
-            explain(vitrail.load("fashion"), output=Path(app.outdir) / WALK, force=True)
+            explain(vitrail.load("fashion"), output=Path(app.outdir) / EXPLAIN_FOLDER, force=True)
 
 
 class Korean(SearchLanguage):
-    """A word is found by its beginning: particles follow the noun without a space."""
+    """Search for Korean words by their beginning, because particles follow nouns without a space."""
 
     lang = "ko"
     language_name = "Korean"
 
     def split(self, input: str) -> list[str]:
-        found = []
+        prefixes = []
         for word in super().split(input):
             shortest = 2 if "가" <= word[0] <= "힣" else len(word)
-            found += [word[:end] for end in range(shortest, len(word))] + [word]
-        return found
+            prefixes += [word[:end] for end in range(shortest, len(word))] + [word]
+        return prefixes
 
 
-def forget_sourceless(_app: Sphinx, env: BuildEnvironment) -> None:
-    """Leave modules without Python source, such as that of `dict`, out of the list of sources: they have no page."""
-    known = getattr(env, "_viewcode_modules", {})
-    for name in [name for name, source in known.items() if not source]:
-        del known[name]
+def drop_modules_without_source(_app: Sphinx, env: BuildEnvironment) -> None:
+    """Remove modules without Python source, such as `builtins`, from the pages of source code."""
+    modules = getattr(env, "_viewcode_modules", {})
+    for name in [name for name, source in modules.items() if not source]:
+        del modules[name]
 
 
 def setup(app: Sphinx) -> None:
@@ -216,6 +220,6 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", read_page)
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-skip-member", skip_member)
-    app.connect("env-updated", forget_sourceless)
+    app.connect("env-updated", drop_modules_without_source)
     app.connect("build-finished", write_index)
     app.connect("build-finished", write_notebooks)

@@ -1,6 +1,6 @@
 """Draw docs/architecture/layers.svg from the import contracts of pyproject.toml.
 
-.venv/bin/python docs/layers.py          (`make format` does it; a test holds the figure to the contracts)
+.venv/bin/python docs/layers.py          (part of `make format`; tests/docs/test_site.py compares figure and contracts)
 """
 
 import tomllib
@@ -21,7 +21,7 @@ text { fill: #1c2127; font: 14px ui-monospace, SFMono-Regular, Menlo, monospace;
 
 
 def draw() -> str:
-    """Rows of modules, each row above all that it may import; tinted are those that must never import torch."""
+    """Return the figure as SVG: rows of modules, each above those it may import. Modules without torch are coloured."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
     rows = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
@@ -35,8 +35,8 @@ def draw() -> str:
         top = row * (BOX + GAP) + 1
         for column, name in enumerate(names):
             left = 1 + column * (width + GAP)
-            kind = ' class="light"' if name in light else ""
-            parts.append(f'<rect{kind} x="{left:g}" y="{top}" width="{width:g}" height="{BOX}" rx="4"/>')
+            css_class = ' class="light"' if name in light else ""
+            parts.append(f'<rect{css_class} x="{left:g}" y="{top}" width="{width:g}" height="{BOX}" rx="4"/>')
             parts.append(f'<text x="{left + width / 2:g}" y="{top + 22}">{name.removeprefix("vitrail.")}</text>')
     arrow = f'<path d="M {WIDTH - 16} 4 V {height - 6} m -6 -8 l 6 8 l 6 -8"/>'
     return (

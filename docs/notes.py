@@ -1,9 +1,9 @@
-"""Draw docs/notes/*.svg, the figures of the route from the notes, and fill in what the lab found of each claim.
+"""Draw the figures of the notes (docs/notes/*.svg), and update the tables of claims in docs/notes-*.md.
 
-.venv/bin/python docs/notes.py          (`make format` does it; tests/test_notes.py holds pages and figures to it)
+.venv/bin/python docs/notes.py          (part of `make format`; tests/docs/test_notes.py checks pages and figures)
 
-Every figure is drawn from the embedded model and data, or from a model with fixed random weights. Tables stand between
-`<!-- lab: C1 C2 -->` and `<!-- end -->` in the pages, and come from the report of the lab.
+Every figure is drawn from the embedded model and data, or from a model with fixed random weights. Tables are between
+`<!-- lab: C1 C2 -->` and `<!-- end -->` in the pages, and contain results of the bias lab.
 """
 
 import base64
@@ -37,8 +37,8 @@ from vitrail.reports.inspect.walkthrough_steps import apply_logit_lens, colour_b
 DOCS = Path(__file__).resolve().parent
 FIGURES = DOCS / "notes"
 LAB = DOCS / "lab" / "fashion-mnist"
-WORDS = DOCS.parent / "src" / "vitrail" / "lab"
-BOOT = 15  # an ankle boot among the forty embedded images
+LAB_SOURCE = DOCS.parent / "src" / "vitrail" / "lab"
+BOOT_INDEX = 15  # of an ankle boot among the forty embedded images
 
 STYLE = """
 text { fill: #1c2127; font: 13px system-ui, sans-serif; text-anchor: middle; } .end { text-anchor: end; }
@@ -54,54 +54,55 @@ path { fill: none; stroke-width: 2; } .axis, .frame { stroke: #98a2b0; stroke-wi
 """
 
 
-# What figures are drawn with
+# Parts of figures
 
 
 def draw(width: int, height: int, title: str, *parts: str) -> str:
-    """An SVG file that fits a page in light and in dark."""
+    """Return an SVG file with light and dark colours."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img">'
         f"<title>{title}</title><style>{STYLE}</style>\n" + "\n".join(parts) + "\n</svg>\n"
     )
 
 
-def text(x: float, y: float, words: object, kind: str = "") -> str:
-    shown = f' class="{kind}"' if kind else ""
-    return f'<text x="{x:g}" y="{y:g}"{shown}>{words}</text>'
+def label(x: float, y: float, content: object, css_class: str = "") -> str:
+    """Return a text element, centred unless a class `start` or `end` aligns it."""
+    attribute = f' class="{css_class}"' if css_class else ""
+    return f'<text x="{x:g}" y="{y:g}"{attribute}>{content}</text>'
 
 
 def tile(x: float, y: float, side: float, colours: np.ndarray, above: str = "", below: str = "") -> str:
-    """Pixels (h, w) or (h, w, 3) as a framed picture of this width, with a line of text above and one below."""
+    """Return pixels (h, w) or (h, w, 3) as a framed image of width `side`, with a line of text above and one below."""
     buffer = io.BytesIO()
     Image.fromarray(colours).save(buffer, "PNG", optimize=True)
     data = base64.b64encode(buffer.getvalue()).decode()
-    tall = side * colours.shape[0] / colours.shape[1]
-    place = f'x="{x:g}" y="{y:g}" width="{side:g}" height="{tall:g}"'
-    parts = [f'<image {place} href="data:image/png;base64,{data}"/>', f'<rect class="frame" {place}/>']
-    parts += [text(x + side / 2, y - 8, above)] if above else []
-    parts += [text(x + side / 2, y + tall + 17, below, "soft")] if below else []
+    height = side * colours.shape[0] / colours.shape[1]
+    box = f'x="{x:g}" y="{y:g}" width="{side:g}" height="{height:g}"'
+    parts = [f'<image {box} href="data:image/png;base64,{data}"/>', f'<rect class="frame" {box}/>']
+    parts += [label(x + side / 2, y - 8, above)] if above else []
+    parts += [label(x + side / 2, y + height + 17, below, "soft")] if below else []
     return "\n".join(parts)
 
 
 def tiles(title: str, rows: Sequence[Sequence[tuple[np.ndarray, str, str]]], side: int = 120) -> str:
-    """Rows of square pictures: pixels, the text above and the text below of each."""
+    """Return a figure of square images in rows. Each cell has pixels, the text above and the text below."""
     parts, y = [], 0
     for cells in rows:
         y += 26 if any(above for _, above, _ in cells) else 6
-        parts += [tile(8 + at * (side + 16), y, side, *cell) for at, cell in enumerate(cells)]
+        parts += [tile(8 + column * (side + 16), y, side, *cell) for column, cell in enumerate(cells)]
         y += side + (24 if any(below for _, _, below in cells) else 4)
     return draw((side + 16) * max(map(len, rows)), y + 4, title, *parts)
 
 
-def bars(title: str, rows: Sequence[tuple[str, float, str]], most: float, *, colour: str = "c0") -> str:
-    """Horizontal bars: a name, a value up to `most`, and what is written behind it."""
+def bars(title: str, rows: Sequence[tuple[str, float, str]], maximum: float, *, colour: str = "c0") -> str:
+    """Return a chart of horizontal bars. Each row has a name, a value up to `maximum`, and the text after the bar."""
     parts = []
-    for row, (name, value, words) in enumerate(rows):
-        y, wide = 8 + row * 26, max(300 * value / most, 0)
+    for row, (name, value, value_text) in enumerate(rows):
+        y, width = 8 + row * 26, max(300 * value / maximum, 0)
         parts += [
-            text(150, y + 14, name, "end"),
-            f'<rect class="{colour}" x="158" y="{y}" width="{wide:.1f}" height="18"/>',
-            text(164 + wide, y + 14, words, "start soft"),
+            label(150, y + 14, name, "end"),
+            f'<rect class="{colour}" x="158" y="{y}" width="{width:.1f}" height="18"/>',
+            label(164 + width, y + 14, value_text, "start soft"),
         ]
     return draw(620, 12 + 26 * len(rows), title, *parts)
 
@@ -109,42 +110,42 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]], most: float, *, col
 def lines(
     title: str,
     curves: Sequence[tuple[str, Sequence[float], Sequence[float]]],
-    across: str,
-    up: str,
-    ticks: Sequence[tuple[float, str]],
-    levels: Sequence[tuple[float, str]],
+    x_label: str,
+    y_label: str,
+    x_ticks: Sequence[tuple[float, str]],
+    y_ticks: Sequence[tuple[float, str]],
     colours: Sequence[int] = (0, 1, 2),
 ) -> str:
-    """Curves with dots: a name, places across and values up; `ticks` and `levels` are the marks of the two axes."""
-    (left, right), (low, high) = ((marks[0][0], marks[-1][0]) for marks in (ticks, levels))
+    """Return a line chart with dots. Each curve has a name, x and y values; each tick has a value and its text."""
+    (left, right), (low, high) = ((ticks[0][0], ticks[-1][0]) for ticks in (x_ticks, y_ticks))
 
-    def at(x: float, y: float) -> tuple[float, float]:
+    def to_pixels(x: float, y: float) -> tuple[float, float]:
         return 60 + 340 * (x - left) / (right - left), 200 - 170 * (y - low) / (high - low)
 
-    parts = [text(8, 16, up, "start soft"), text(230, 242, across, "soft")]
-    for value, words in levels:
-        y = at(left, value)[1]
-        parts += [f'<path class="axis" d="M 60 {y:.1f} H 400"/>', text(54, y + 4, words, "end soft")]
-    parts += [text(at(value, low)[0], 220, words, "soft") for value, words in ticks]
-    ends = []
+    parts = [label(8, 16, y_label, "start soft"), label(230, 242, x_label, "soft")]
+    for value, tick_text in y_ticks:
+        y = to_pixels(left, value)[1]
+        parts += [f'<path class="axis" d="M 60 {y:.1f} H 400"/>', label(54, y + 4, tick_text, "end soft")]
+    parts += [label(to_pixels(value, low)[0], 220, tick_text, "soft") for value, tick_text in x_ticks]
+    line_ends = []
     for number, (name, xs, ys) in zip(colours, curves, strict=False):
-        places = [at(x, y) for x, y in zip(xs, ys, strict=True)]
-        parts.append(f'<path class="l{number}" d="M {" L ".join(f"{x:.1f} {y:.1f}" for x, y in places)}"/>')
-        parts += [f'<circle class="c{number}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places]
-        ends.append((places[-1][1], name, number))
-    below = -100.0
-    for y, name, number in sorted(ends):
-        below = max(y, below + 16)
-        parts.append(text(408, below + 4, name, f"start c{number}"))
+        points = [to_pixels(x, y) for x, y in zip(xs, ys, strict=True)]
+        parts.append(f'<path class="l{number}" d="M {" L ".join(f"{x:.1f} {y:.1f}" for x, y in points)}"/>')
+        parts += [f'<circle class="c{number}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points]
+        line_ends.append((points[-1][1], name, number))
+    label_y = -100.0
+    for y, name, number in sorted(line_ends):
+        label_y = max(y, label_y + 16)  # labels must not overlap
+        parts.append(label(408, label_y + 4, name, f"start c{number}"))
     return draw(560, 250, title, *parts)
 
 
-# What they are drawn from
+# Models and data of figures
 
 
 @cache
 def clothes() -> tuple[vitrail.Bundle, np.ndarray, torch.Tensor, torch.Tensor]:
-    """The embedded bundle, and the embedded images: pixels, preprocessed, and their labels."""
+    """Return the embedded bundle, and pixels, model inputs and labels of the embedded images."""
     bundle, data = vitrail.load("fashion"), open_data("fashion-40").splits["test"]
     pixels = np.stack([np.asarray(image).squeeze() for image in data.images])
     return bundle, pixels, bundle.preprocess(list(data.images)), torch.tensor(data.labels)
@@ -152,26 +153,30 @@ def clothes() -> tuple[vitrail.Bundle, np.ndarray, torch.Tensor, torch.Tensor]:
 
 @cache
 def boot() -> Activations:
-    """All steps of the model for the ankle boot."""
+    """Return the activations of the embedded model for the ankle boot, with all steps inside layers."""
     bundle, _, images, _ = clothes()
-    return vitrail.look(bundle.model, images[BOOT : BOOT + 1], inside=None)
+    return vitrail.look(bundle.model, images[BOOT_INDEX : BOOT_INDEX + 1], inside=None)
 
 
-def step(name: str) -> np.ndarray:
+def boot_step(name: str) -> np.ndarray:
+    """Return a step of the embedded model for the ankle boot."""
     return boot().steps[name][0].numpy()
 
 
 def untrained(name: str, **changes: Any) -> AnyModel:
+    """Return a model with fixed random weights."""
     torch.manual_seed(0)
     return vitrail.create(name, **changes).eval()
 
 
 @cache
 def shuffled() -> tuple[torch.Tensor, torch.Tensor]:
-    """An order of the 49 patches, and the images with their patches in it."""
+    """Return a random order of the 49 patches, and the embedded images with their patches in this order."""
     order = torch.randperm(49, generator=torch.Generator().manual_seed(0))
     return order, move(clothes()[2], patch_order(order, (28, 28), (4, 4)))
 
+
+# Figures. The name of each function is the name of its file, and its title says what the figure shows.
 
 # Chapter 1
 
@@ -188,19 +193,23 @@ def fields() -> str:
 @torch.no_grad()
 def shifts() -> str:
     _, _, images, _ = clothes()
-    image, rows = images[BOOT : BOOT + 1].double(), []
-    for strides, by in (((1, 1, 1), (3, 5)), (None, (1, 1))):
+    image, rows = images[BOOT_INDEX : BOOT_INDEX + 1].double(), []
+    for strides, shift in (((1, 1, 1), (3, 5)), (None, (1, 1))):
         cnn = untrained("ResNet-Nano", strides=strides, edges="circular").double()
-        moved = image.roll(by, (2, 3))
-        (first,), (second,) = cnn.feature_maps(image), cnn.feature_maps(moved)
-        here, there = (maps[0, 0].numpy() for maps in (first, second))
-        scale = image.shape[-1] // first.shape[-1]
-        follows = scale == 1 and f"{np.abs(np.roll(here, by, (0, 1)) - there).max():.0e}"
+        shifted_image = image.roll(shift, (2, 3))
+        (maps,), (shifted_maps,) = cnn.feature_maps(image), cnn.feature_maps(shifted_image)
+        features, shifted_features = (values[0, 0].numpy() for values in (maps, shifted_maps))
+        scale = image.shape[-1] // maps.shape[-1]
+        error = np.abs(np.roll(features, shift, (0, 1)) - shifted_features).max() if scale == 1 else None
         cells = [
             (_grey(image[0, 0]), "x", ""),
-            (heat(here - here.min()), "f(x)", f"{len(here)} x {len(here)}"),
-            (_grey(moved[0, 0]), f"T x, {by[0]} + {by[1]} px", ""),
-            (heat(there - there.min()), "f(T x)", f"|T f(x) - f(T x)| {follows}" if follows else ""),
+            (heat(features - features.min()), "f(x)", f"{len(features)} x {len(features)}"),
+            (_grey(shifted_image[0, 0]), f"T x, {shift[0]} + {shift[1]} px", ""),
+            (
+                heat(shifted_features - shifted_features.min()),
+                "f(T x)",
+                "" if error is None else f"|T f(x) - f(T x)| {error:.0e}",
+            ),
         ]
         rows.append(cells)
     return tiles("A convolution's features move with the image; strides break it", rows)
@@ -213,13 +222,13 @@ def _grey(image: torch.Tensor) -> np.ndarray:
 
 def patches() -> str:
     _, pixels, _, _ = clothes()
-    cut = pixels[BOOT].reshape(7, 4, 7, 4).transpose(0, 2, 1, 3)
-    parts = [tile(8, 26, 140, pixels[BOOT], "x", "28 x 28")]
+    cut = pixels[BOOT_INDEX].reshape(7, 4, 7, 4).transpose(0, 2, 1, 3)
+    parts = [tile(8, 26, 140, pixels[BOOT_INDEX], "x", "28 x 28")]
     parts += [tile(176 + 22 * column, 26 + 22 * row, 18, cut[row, column]) for row in range(7) for column in range(7)]
-    parts += [text(250, 18, "P = 4"), text(250, 195, "N = 49", "soft")]
+    parts += [label(250, 18, "P = 4"), label(250, 195, "N = 49", "soft")]
     flat = cut.reshape(49, 16)
     parts.append(tile(360, 26, 46, flat, "x_p", "49 x 16"))
-    embedded = step("projected")
+    embedded = boot_step("projected")
     parts.append(tile(450, 26, 276, signed(embedded), "x_p E", "49 x 96"))
     return draw(740, 200, "An image, its 49 patches, the patches flattened, and projected", *parts)
 
@@ -227,21 +236,25 @@ def patches() -> str:
 @torch.no_grad()
 def order() -> str:
     bundle, pixels, images, labels = clothes()
-    numbers, changed = shuffled()
-    follows = vitrail.load("fashion").model
-    permute_input_weights(follows, patch_order(numbers, (28, 28), (4, 4)))
-    right = [
-        int((model(some).argmax(1) == labels).sum())
-        for model, some in ((bundle.model, images), (bundle.model, changed), (follows, changed))
+    order, shuffled_images = shuffled()
+    permuted_model = vitrail.load("fashion").model
+    permute_input_weights(permuted_model, patch_order(order, (28, 28), (4, 4)))
+    correct = [
+        int((model(inputs).argmax(1) == labels).sum())
+        for model, inputs in (
+            (bundle.model, images),
+            (bundle.model, shuffled_images),
+            (permuted_model, shuffled_images),
+        )
     ]
-    moved = _grey(changed[BOOT, 0])
+    shuffled_boot = _grey(shuffled_images[BOOT_INDEX, 0])
     return tiles(
         "Shuffled patches, and positions that follow them",
         [
             [
-                (pixels[BOOT], "x, E_pos", f"{right[0]} / 40"),
-                (moved, "shuffled x, E_pos", f"{right[1]} / 40"),
-                (moved, "shuffled x and E_pos", f"{right[2]} / 40"),
+                (pixels[BOOT_INDEX], "x, E_pos", f"{correct[0]} / 40"),
+                (shuffled_boot, "shuffled x, E_pos", f"{correct[1]} / 40"),
+                (shuffled_boot, "shuffled x and E_pos", f"{correct[2]} / 40"),
             ]
         ],
         side=140,
@@ -250,17 +263,19 @@ def order() -> str:
 
 def kernels() -> str:
     components, shares = filters(clothes()[0].model)
-    cells = [((255 * components[at, ..., 0]).round().astype(np.uint8), "", f"{shares[at]:.0%}") for at in range(8)]
+    cells = [
+        ((255 * components[index, ..., 0]).round().astype(np.uint8), "", f"{shares[index]:.0%}") for index in range(8)
+    ]
     return tiles("The principal components of the columns of E", [cells], side=64)
 
 
 def cls() -> str:
     attention = [boot().attention[layer][0].numpy() for layer in range(5)]
     rows = [
-        [(clothes()[1][BOOT], "", "")]
+        [(clothes()[1][BOOT_INDEX], "", "")]
         + [
-            (heat(some[head, 0, 1:].reshape(7, 7)), f"layer {at}" if not head else "", "")
-            for at, some in enumerate(attention)
+            (heat(weights[head, 0, 1:].reshape(7, 7)), f"layer {layer}" if not head else "", "")
+            for layer, weights in enumerate(attention)
         ]
         for head in range(3)
     ]
@@ -268,9 +283,11 @@ def cls() -> str:
 
 
 def positions() -> str:
-    near = similarity(position_table(clothes()[0].model)).reshape(7, 7, 7, 7)
+    similarities = similarity(position_table(clothes()[0].model)).reshape(7, 7, 7, 7)
     parts = [
-        tile(8 + 52 * column, 8 + 52 * row, 48, signed(near[row, column])) for row in range(7) for column in range(7)
+        tile(8 + 52 * column, 8 + 52 * row, 48, signed(similarities[row, column]))
+        for row in range(7)
+        for column in range(7)
     ]
     return draw(376, 376, "Similarity of each position embedding to all others", *parts)
 
@@ -280,41 +297,45 @@ def positions() -> str:
 
 def transfer() -> str:
     bundle = clothes()[0]
-    bare = vitrail.Bundle(model=type(bundle.model)(bundle.model.config), preprocess=bundle.preprocess)
+    untrained_bundle = vitrail.Bundle(model=type(bundle.model)(bundle.model.config), preprocess=bundle.preprocess)
     torch.manual_seed(0)
-    bare.model.init_weights()
+    untrained_bundle.model.init_weights()
     curves = []
-    for name, one in (("pre-trained", bundle), ("untrained", bare)):
-        found = vitrail.evaluate(one, "digits", protocol="fewshot", shots=[1, 5, 10, 25]).scores["shots"]
-        curves.append((name, np.log([row["shots"] for row in found]), [100 * row["accuracy"] for row in found]))
+    for name, evaluated in (("pre-trained", bundle), ("untrained", untrained_bundle)):
+        rows = vitrail.evaluate(evaluated, "digits", protocol="fewshot", shots=[1, 5, 10, 25]).scores["shots"]
+        curves.append((name, np.log([row["shots"] for row in rows]), [100 * row["accuracy"] for row in rows]))
     ticks = [(float(np.log(count)), str(count)) for count in (1, 5, 10, 25)]
     levels = [(value, str(value)) for value in (20, 40, 60, 80, 100)]
     return lines("Few-shot accuracy on digits", curves, "n / class", "accuracy, %", ticks, levels)
 
 
 def heads() -> str:
-    parts = [tile(8, 26, 192, signed(step("blocks.0.norm1")), "LN(z)", "50 x 96")]
+    parts = [tile(8, 26, 192, signed(boot_step("blocks.0.norm1")), "LN(z)", "50 x 96")]
     for column, name in enumerate("qkv"):
         parts += [
             tile(
-                232 + 84 * column, 26 + 116 * head, 64, signed(step(f"blocks.0.{name}")[head]), name if not head else ""
+                232 + 84 * column,
+                26 + 116 * head,
+                64,
+                signed(boot_step(f"blocks.0.{name}")[head]),
+                name if not head else "",
             )
             for head in range(3)
         ]
-    parts.append(text(348, 376, "3 x (50 x 32)", "soft"))
+    parts.append(label(348, 376, "3 x (50 x 32)", "soft"))
     return draw(500, 384, "One layer's queries, keys and values in three heads", *parts)
 
 
 def mlp() -> str:
-    strips = {name: step(f"blocks.0.{name}")[25:26] for name in ("norm2", "z1", "activated", "z2")}
+    strips = {name: boot_step(f"blocks.0.{name}")[25:26] for name in ("norm2", "z1", "activated", "z2")}
     labels = ("LN(z')", "W1 x + b1", "GELU", "W2 a + b2")
     parts = []
-    for row, ((_name, values), label) in enumerate(zip(strips.items(), labels, strict=True)):
-        y, wide = 8 + 46 * row, values.shape[1] * 2.4
-        parts.append(tile(110, y, wide, np.repeat(signed(values), 16, axis=0)))
+    for row, (values, name) in enumerate(zip(strips.values(), labels, strict=True)):
+        y, width = 8 + 46 * row, values.shape[1] * 2.4
+        parts.append(tile(110, y, width, np.repeat(signed(values), 16, axis=0)))
         parts += [
-            text(102, y + 24, label, "end"),
-            text(118 + wide, y + 24, f"{values.shape[1]}: {values.min():.2f} ... {values.max():.2f}", "start soft"),
+            label(102, y + 24, name, "end"),
+            label(118 + width, y + 24, f"{values.shape[1]}: {values.min():.2f} ... {values.max():.2f}", "start soft"),
         ]
     return draw(740, 196, "One token through the MLP: one activation, between two linear layers", *parts)
 
@@ -323,54 +344,55 @@ def mlp() -> str:
 def commuting() -> str:
     model = vitrail.load("fashion").model.double()
     z = model.patch_embed(clothes()[2].double())
-    block, numbers, table = model.blocks[0], shuffled()[0], model.pos_embed[0, 1:]
+    block, order, table = model.blocks[0], shuffled()[0], model.pos_embed[0, 1:]
     pairs = {
-        name: (layer(z)[:, numbers], layer(z[:, numbers]))
+        name: (layer(z)[:, order], layer(z[:, order]))
         for name, layer in (("LN", block.norm1), ("MLP", block.mlp), ("MSA", block.attn))
     }
-    pairs["MSA, z + E_pos"] = (block.attn(z + table)[:, numbers], block.attn(z[:, numbers] + table))
+    pairs["MSA, z + E_pos"] = (block.attn(z + table)[:, order], block.attn(z[:, order] + table))
     rows = []
-    for name, (one, other) in pairs.items():
-        moved = float((one - other).abs().max() / one.abs().max())
-        shown = "0" if not moved else f"{moved:.2f}" if moved > 0.01 else "&lt; 1e-14"
-        rows.append((name, moved, shown))
-    return bars("Which layers commute with a new order of tokens", rows, most=1.0)
+    for name, (shuffled_after, shuffled_before) in pairs.items():
+        difference = float((shuffled_after - shuffled_before).abs().max() / shuffled_after.abs().max())
+        value_text = "0" if not difference else f"{difference:.2f}" if difference > 0.01 else "&lt; 1e-14"
+        rows.append((name, difference, value_text))
+    return bars("Which layers commute with a new order of tokens", rows, maximum=1.0)
 
 
 @torch.no_grad()
 def hybrid() -> str:
     model = untrained("Hybrid-Nano")
-    seen = vitrail.look(model, clothes()[2][BOOT : BOOT + 1])
-    tokens = seen.steps["patches"][0]
-    cells = [(clothes()[1][BOOT], "x", "28 x 28")]
-    shown = sorted(tokens.std(dim=0).topk(4).indices.tolist())
-    cells += [(heat((tokens[:, at] - tokens[:, at].min()).view(4, 4).numpy()), f"c{at}", "") for at in shown]
+    activations = vitrail.look(model, clothes()[2][BOOT_INDEX : BOOT_INDEX + 1])
+    tokens = activations.steps["patches"][0]
+    cells = [(clothes()[1][BOOT_INDEX], "x", "28 x 28")]
+    for channel in sorted(tokens.std(dim=0).topk(4).indices.tolist()):
+        values = tokens[:, channel] - tokens[:, channel].min()
+        cells.append((heat(values.view(4, 4).numpy()), f"c{channel}", ""))
     cells.append((colour_by_components(tokens, (4, 4)), "64", "16 tokens, 1 x 1"))
-    return tiles("Feature maps of an untrained stem of convolutions: each place is a token", [cells], side=100)
+    return tiles("Feature maps of an untrained stem of convolutions: each position is a token", [cells], side=100)
 
 
 def gradients() -> str:
     curves = []
-    for kind in ("pre", "post"):
-        model = untrained("ViT-Nano/7", depth=12, norm_order=kind, classes=10)
+    for norm_order in ("pre", "post"):
+        model = untrained("ViT-Nano/7", depth=12, norm_order=norm_order, classes=10)
         torch.nn.init.normal_(model.head.weight, std=0.02)
         torch.nn.functional.cross_entropy(model(clothes()[2]), clothes()[3]).backward()
         norms = [float(block.mlp.fc2.weight.grad.norm()) for block in model.blocks]
-        curves.append((f"{kind}-LN", range(12), np.log10(norms)))
+        curves.append((f"{norm_order}-LN", range(12), np.log10(norms)))
     ticks = [(at, str(at)) for at in (0, 3, 6, 9, 11)]
     return lines("Gradients of twelve layers at the start", curves, "layer", "|gradient|", ticks, _decades(-2, 0))
 
 
 def answer() -> str:
     bundle, head = clothes()[0], clothes()[0].model.head
-    parts = [tile(8, 26, 288, np.repeat(signed(step("pooled")[None]), 8, axis=0), "y", "96")]
+    parts = [tile(8, 26, 288, np.repeat(signed(boot_step("pooled")[None]), 8, axis=0), "y", "96")]
     parts.append(tile(8, 106, 288, signed(head.weight.detach().numpy()), "W", "10 x 96"))
-    for row, (label, logit) in enumerate(zip(bundle.labels, boot().logits[0].tolist(), strict=True)):
+    for row, (class_name, logit) in enumerate(zip(bundle.labels, boot().logits[0].tolist(), strict=True)):
         y, left, right = 12 + 18 * row, 490 + 16 * min(logit, 0), 490 + 16 * max(logit, 0)
         parts += [
-            text(430, y + 11, label, "end"),
+            label(430, y + 11, class_name, "end"),
             f'<rect class="c{int(logit > 0)}" x="{left:.1f}" y="{y}" width="{right - left:.1f}" height="13"/>',
-            text(580, y + 11, f"{logit:.1f}", "start soft"),
+            label(580, y + 11, f"{logit:.1f}", "start soft"),
         ]
     return draw(620, 200, "From the normalised class token to ten logits: one linear layer", *parts)
 
@@ -380,7 +402,7 @@ def sizes() -> str:
     rows = [
         (name, config.parameters / 1e6, f"{config.parameters / 1e6:.1f} M") for name in names if (config := find(name))
     ]
-    return bars("Parameters of published ViTs, with 1,000 classes", rows, most=700)
+    return bars("Parameters of published ViTs, with 1,000 classes", rows, maximum=700)
 
 
 # Chapter 3
@@ -388,46 +410,56 @@ def sizes() -> str:
 
 def sinusoids() -> str:
     table = position_table(untrained("ViT-Micro/4", position="sincos-1d"))
-    far = np.linalg.norm(table[:, None] - table[None], axis=-1)
+    distances = np.linalg.norm(table[:, None] - table[None], axis=-1)
     parts = [
         tile(8, 26, 192, signed(table), "sin, cos", "49 x 64"),
-        tile(232, 26, 147, heat(far), "|e_i - e_j|", "49 x 49"),
+        tile(232, 26, 147, heat(distances), "|e_i - e_j|", "49 x 49"),
     ]
     return draw(400, 200, "A table of sines and cosines, and how far its rows are from each other", *parts)
+
+
+def _without_positions(model: AnyModel) -> AnyModel:
+    """Return a copy of the embedded model without position embeddings."""
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "pos_embed"}
+    return model.clone_with(weights, position="none").eval()
 
 
 @torch.no_grad()
 def orderless() -> str:
     bundle, pixels, images, _ = clothes()
-    changed = shuffled()[1]
-    kept = {name: tensor for name, tensor in bundle.model.state_dict().items() if name != "pos_embed"}
-    bare = bundle.model.clone_with(kept, position="none").eval()
-    parts = [tile(8, 26, 112, pixels[BOOT], "x"), tile(136, 26, 112, _grey(changed[BOOT, 0]), "shuffled x")]
-    for column, (name, model) in enumerate((("E_pos", bundle.model), ("none", bare))):
+    shuffled_images = shuffled()[1]
+    without_positions = _without_positions(bundle.model)
+    parts = [
+        tile(8, 26, 112, pixels[BOOT_INDEX], "x"),
+        tile(136, 26, 112, _grey(shuffled_images[BOOT_INDEX, 0]), "shuffled x"),
+    ]
+    for column, (name, model) in enumerate((("E_pos", bundle.model), ("none", without_positions))):
         left = 290 + 200 * column
-        parts.append(text(left + 80, 18, f"logits, position {name}"))
-        for row, (one, other) in enumerate(zip(model(images)[BOOT], model(changed)[BOOT], strict=True)):
-            for offset, value, kind in ((0, one, "c0"), (5, other, "c1")):
-                start, wide = left + 80 + min(float(value), 0) * 14, abs(float(value)) * 14
-                parts.append(
-                    f'<rect class="{kind}" x="{start:.1f}" y="{26 + 14 * row + offset}" width="{wide:.1f}" height="4"/>'
-                )
-    return draw(680, 172, "Ten logits for an image and the same with shuffled patches", *parts)
+        parts.append(label(left + 80, 18, f"logits, position {name}"))
+        logits, shuffled_logits = (model(inputs)[BOOT_INDEX].tolist() for inputs in (images, shuffled_images))
+        for row, pair in enumerate(zip(logits, shuffled_logits, strict=True)):
+            for colour, logit in enumerate(pair):
+                x, width = left + 80 + min(logit, 0) * 14, abs(logit) * 14
+                y = 26 + 14 * row + 5 * colour
+                parts.append(f'<rect class="c{colour}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="4"/>')
+    return draw(680, 172, "Ten logits for an image, and for the same image with shuffled patches", *parts)
 
 
 def stream() -> str:
     depth, curves = range(5), []
     for name, key in (("z", "blocks.{}"), ("MSA", "blocks.{}.msa"), ("MLP", "blocks.{}.z2")):
-        curves.append((name, depth, [float(np.linalg.norm(step(key.format(at)), axis=-1).mean()) for at in depth]))
+        curves.append(
+            (name, depth, [float(np.linalg.norm(boot_step(key.format(layer)), axis=-1).mean()) for layer in depth])
+        )
     high = 10 * int(np.ceil(max(max(ys) for _, _, ys in curves) / 10))
     ticks, levels = [(at, str(at)) for at in depth], [(value, str(value)) for value in range(0, high + 1, 10)]
-    return lines("The residual stream, and what each part adds to it", curves, "layer", "mean length", ticks, levels)
+    return lines("The residual stream, and what each part adds to it", curves, "layer", "mean norm", ticks, levels)
 
 
 def functions() -> str:
     x = torch.linspace(-3, 3, 25)
-    kinds = (("GELU", torch.nn.functional.gelu), ("tanh", torch.tanh), ("ReLU", torch.relu))
-    curves = [(name, x.tolist(), function(x).tolist()) for name, function in kinds]
+    functions = (("GELU", torch.nn.functional.gelu), ("tanh", torch.tanh), ("ReLU", torch.relu))
+    curves = [(name, x.tolist(), function(x).tolist()) for name, function in functions]
     ticks = [(at, str(at)) for at in range(-3, 4)]
     return lines("Three activation functions", curves, "x", "", ticks, [(at, str(at)) for at in range(-1, 4)])
 
@@ -435,18 +467,24 @@ def functions() -> str:
 def path() -> str:
     bundle = clothes()[0]
     rows = [
-        (f"layer {one['layer']}", one["probability"], f"{one['probability']:.0%} (1. {bundle.labels[one['winner']]})")
-        for one in apply_logit_lens(bundle.model, boot())
+        (
+            f"layer {entry['layer']}",
+            entry["probability"],
+            f"{entry['probability']:.0%} (1. {bundle.labels[entry['winner']]})",
+        )
+        for entry in apply_logit_lens(bundle.model, boot())
     ]
-    return bars("The probability of ankle boot if each layer were the last", rows, most=1.0)
+    return bars("The probability of ankle boot if each layer were the last", rows, maximum=1.0)
 
 
 def resized() -> str:
-    model = clothes()[0].model
+    original = clothes()[0].model
     cells = []
-    for one, grid in ((model, 7), (model.resize(56), 14)):
-        near = similarity(position_table(one)).reshape(grid, grid, grid, grid)
-        cells.append((signed(near[2 * grid // 7, 3 * grid // 7]), f"{grid} x {grid}", f"E_pos {grid**2 + 1} x 96"))
+    for model, grid in ((original, 7), (original.resize(56), 14)):
+        similarities = similarity(position_table(model)).reshape(grid, grid, grid, grid)
+        cells.append(
+            (signed(similarities[2 * grid // 7, 3 * grid // 7]), f"{grid} x {grid}", f"E_pos {grid**2 + 1} x 96")
+        )
     return tiles("The similarity of one position to all others, before and after interpolation", [cells], side=140)
 
 
@@ -457,11 +495,11 @@ def count() -> str:
     parts = []
     for left, patch, grid in ((8, 16, 14), (300, 14, 16)):
         size = 224 / grid
-        marks = [f"M {left + at * size:.1f} 26 v 224 M {left} {26 + at * size:.1f} h 224" for at in range(grid + 1)]
+        grid_lines = [f"M {left + n * size:.1f} 26 v 224 M {left} {26 + n * size:.1f} h 224" for n in range(grid + 1)]
         parts += [
-            f'<path class="axis" d="{" ".join(marks)}"/>',
-            text(left + 112, 18, f"P = {patch}"),
-            text(left + 112, 268, f"{grid} x {grid} = {grid**2}", "soft"),
+            f'<path class="axis" d="{" ".join(grid_lines)}"/>',
+            label(left + 112, 18, f"P = {patch}"),
+            label(left + 112, 268, f"{grid} x {grid} = {grid**2}", "soft"),
         ]
     return draw(532, 276, "224 pixels in patches of 16 and of 14", *parts)
 
@@ -482,13 +520,13 @@ def costs() -> str:
 def attending() -> str:
     query, rows = 1 + 3 * 7 + 3, []
     for head in range(3):
-        scores = step("blocks.0.scores")[head, query, 1:].reshape(7, 7)
-        weights = step("blocks.0.weights")[head, query, 1:].reshape(7, 7)
-        shown = clothes()[1][BOOT].copy()
-        shown[12:16, [12, 15]] = shown[[12, 15], 12:16] = 255
+        scores = boot_step("blocks.0.scores")[head, query, 1:].reshape(7, 7)
+        weights = boot_step("blocks.0.weights")[head, query, 1:].reshape(7, 7)
+        pixels = clothes()[1][BOOT_INDEX].copy()
+        pixels[12:16, [12, 15]] = pixels[[12, 15], 12:16] = 255  # frame of the query patch
         rows.append(
             [
-                (shown, "x" if not head else "", ""),
+                (pixels, "x" if not head else "", ""),
                 (signed(scores), "q k^T / sqrt(d)" if not head else "", f"{scores.min():.1f} ... {scores.max():.1f}"),
                 (heat(weights), "softmax" if not head else "", f"{weights.min():.4f} ... {weights.max():.2f}"),
             ]
@@ -497,39 +535,39 @@ def attending() -> str:
 
 
 def scaling() -> str:
-    query, keys = step("blocks.0.q"), step("blocks.0.k")
+    query, keys = boot_step("blocks.0.q"), boot_step("blocks.0.k")
     cells = []
     for name, scale in (("1 / sqrt(d)", 32**-0.5), ("1", 1.0)):
         weights = torch.tensor(query @ keys.transpose(0, 2, 1) * scale).softmax(-1)[0].numpy()
-        spread = -(weights * np.log(np.maximum(weights, 1e-30))).sum(-1).mean() / np.log(50)
-        cells.append((sequential(np.sqrt(weights)), name, f"entropy {spread:.2f}"))
+        entropy = -(weights * np.log(np.maximum(weights, 1e-30))).sum(-1).mean() / np.log(50)
+        cells.append((sequential(np.sqrt(weights)), name, f"entropy {entropy:.2f}"))
     return tiles("Attention of one head with and without the scale", [cells], side=150)
 
 
 def activation() -> str:
     parts, edges = [], np.linspace(-8, 8, 65)
-    for column, (name, label) in enumerate((("z1", "z1"), ("activated", "GELU(z1)"), ("z2", "z2"))):
-        counts = np.histogram(step(f"blocks.0.{name}"), edges)[0]
+    for column, (name, title) in enumerate((("z1", "z1"), ("activated", "GELU(z1)"), ("z2", "z2"))):
+        counts = np.histogram(boot_step(f"blocks.0.{name}"), edges)[0]
         left = 8 + 230 * column
-        for at, (number, (low, _high)) in enumerate(zip(counts, pairwise(edges), strict=True)):
-            tall = 110 * number / counts.max()
+        for index, (count, (low, _high)) in enumerate(zip(counts, pairwise(edges), strict=True)):
+            height = 110 * count / counts.max()
             parts.append(
-                f'<rect class="c{int(low >= -0.25)}" x="{left + at * 3.3:.1f}" y="{140 - tall:.1f}" width="2.9"'
-                f' height="{tall:.1f}"/>'
+                f'<rect class="c{int(low >= -0.25)}" x="{left + index * 3.3:.1f}" y="{140 - height:.1f}" width="2.9"'
+                f' height="{height:.1f}"/>'
             )
-        parts += [text(left + 105, 18, label), text(left + 105, 158, "0", "soft")]
+        parts += [label(left + 105, 18, title), label(left + 105, 158, "0", "soft")]
         parts.append(f'<path class="axis" d="M {left} 140.5 h 211"/>')
     return draw(700, 164, "Values in the MLP of the first layer", *parts)
 
 
 def norms() -> str:
-    before, after = step("tokens"), step("blocks.0.norm1")
+    before, after = boot_step("tokens"), boot_step("blocks.0.norm1")
     norm = clothes()[0].model.blocks[0].norm1
-    plain = (after - norm.bias.detach().numpy()) / norm.weight.detach().numpy()
+    normalised = (after - norm.bias.detach().numpy()) / norm.weight.detach().numpy()
     curves = [
         ("std of z_0", range(50), before.std(-1)),
-        ("std of LN", range(50), plain.std(-1)),
-        ("mean of LN", range(50), plain.mean(-1)),
+        ("std of LN", range(50), normalised.std(-1)),
+        ("mean of LN", range(50), normalised.mean(-1)),
     ]
     ticks = [(0, "[CLS]"), (10, "10"), (20, "20"), (30, "30"), (40, "40"), (49, "49")]
     levels = [(value / 2, f"{value / 2:g}") for value in range(0, 4)]
@@ -538,8 +576,8 @@ def norms() -> str:
 
 def states() -> str:
     names = ["tokens", *(f"blocks.{layer}" for layer in range(5))]
-    together = colour_by_components(np.concatenate([step(name)[1:] for name in names]), (7 * len(names), 7))
-    cells = [(colours, f"z_{at}", "") for at, colours in enumerate(np.split(together, len(names)))]
+    colours = colour_by_components(np.concatenate([boot_step(name)[1:] for name in names]), (7 * len(names), 7))
+    cells = [(tokens, f"z_{layer}", "") for layer, tokens in enumerate(np.split(colours, len(names)))]
     return tiles("The 49 patches after each layer: three principal components as colours", [cells], side=96)
 
 
@@ -550,7 +588,7 @@ def learners() -> str:
     from sklearn.tree import DecisionTreeClassifier
 
     splits, rows = open_data("digits").splits, []
-    (x, labels), (unseen, truth) = (
+    (x_train, y_train), (x_test, y_test) = (
         (np.stack(splits[name].images).reshape(-1, 64) / 255, np.array(splits[name].labels))
         for name in ("train", "test")
     )
@@ -561,10 +599,10 @@ def learners() -> str:
         ("tree, depth 2", DecisionTreeClassifier(max_depth=2, random_state=0)),
         ("Bayes", GaussianNB(var_smoothing=0.01)),
     ):
-        learner.fit(x[:200], labels[:200])
-        known, score = learner.score(x[:200], labels[:200]), learner.score(unseen, truth)
-        rows.append((name, score, f"test {score:.0%}, train {known:.0%}"))
-    return bars("Classical learners from 200 digits, on 360 others", rows, most=1.0)
+        learner.fit(x_train[:200], y_train[:200])
+        train_score, test_score = learner.score(x_train[:200], y_train[:200]), learner.score(x_test, y_test)
+        rows.append((name, test_score, f"test {test_score:.0%}, train {train_score:.0%}"))
+    return bars("Classical learners from 200 digits, on 360 others", rows, maximum=1.0)
 
 
 # Chapter 5
@@ -572,15 +610,15 @@ def learners() -> str:
 
 def knowing() -> str:
     bundle = clothes()[0]
-    bare = type(bundle.model)(bundle.model.config)
+    untrained_model = type(bundle.model)(bundle.model.config)
     torch.manual_seed(0)
-    bare.init_weights()
+    untrained_model.init_weights()
     cells = []
-    for model in (bare, bundle.model):
+    for model in (untrained_model, bundle.model):
         table = position_table(model)
-        known, near = structure(table, (7, 7)), similarity(table).reshape(7, 7, 7, 7)
-        mosaic = signed(np.pad(near, ((0, 0), (0, 0), (0, 1), (0, 1))).transpose(0, 2, 1, 3).reshape(56, 56))
-        cells.append((mosaic, "", f"R2: row {max(known.row, 0):.2f}, column {max(known.column, 0):.2f}"))
+        encoding, similarities = structure(table, (7, 7)), similarity(table).reshape(7, 7, 7, 7)
+        mosaic = signed(np.pad(similarities, ((0, 0), (0, 0), (0, 1), (0, 1))).transpose(0, 2, 1, 3).reshape(56, 56))
+        cells.append((mosaic, "", f"R2: row {max(encoding.row, 0):.2f}, column {max(encoding.column, 0):.2f}"))
     return tiles("Similarity of position embeddings before and after training", [cells], side=200)
 
 
@@ -601,42 +639,44 @@ def memory() -> str:
         model, x = untrained(name, patch=2), noise.clone().requires_grad_()
         output = vitrail.look(model, x, attention=False, gradients=True).steps[f"blocks.{model.config.depth - 1}"]
         (gradient,) = torch.autograd.grad(output[:, -1].norm(dim=-1).sum(), x)
-        found = patchify(gradient, (2, 2)).norm(dim=-1).mean(0).numpy()
-        places = [*range(0, 195, 5), 195]
-        curves.append((name.split("-")[0], places, np.log10(found[places] / found.max())))
+        norms = patchify(gradient, (2, 2)).norm(dim=-1).mean(0).numpy()
+        indices = [*range(0, 195, 5), 195]
+        curves.append((name.split("-")[0], indices, np.log10(norms[indices] / norms.max())))
     ticks = [(at, str(at)) for at in (0, 50, 100, 150, 195)]
     title, levels = "The last state's dependence on each patch", _decades(-5, 0)
     return lines(title, curves, "i", "|gradient|", ticks, levels, [COLOURS["vit"], COLOURS["lstm"]])
 
 
 def _decades(low: int, high: int) -> list[tuple[float, str]]:
+    """Return ticks of a logarithmic axis, one per power of ten."""
     return [(power, f"{10.0**power:g}") for power in range(low, high + 1)]
 
 
 @torch.no_grad()
 def steps() -> str:
     bundle, _, images, _ = clothes()
-    kept = {name: tensor for name, tensor in bundle.model.state_dict().items() if name != "pos_embed"}
-    models = {"none": bundle.model.clone_with(kept, position="none").eval(), "E_pos": bundle.model}
+    models = {"none": _without_positions(bundle.model), "E_pos": bundle.model}
     cells = []
-    for by in (0, 4, 1):
-        moved = images.roll(by, dims=3)
-        changes = [f"{name} {float((one(moved) - one(images)).abs().max()):.1f}" for name, one in models.items()]
-        cells.append((_grey(moved[BOOT, 0]), f"{by} px", ", ".join(changes)))
+    for shift in (0, 4, 1):
+        shifted = images.roll(shift, dims=3)
+        changes = [
+            f"{name} {float((model(shifted) - model(images)).abs().max()):.1f}" for name, model in models.items()
+        ]
+        cells.append((_grey(shifted[BOOT_INDEX, 0]), f"{shift} px", ", ".join(changes)))
     return tiles("The largest change of a logit under shifts, without and with positions", [cells], side=140)
 
 
 def mixing() -> str:
     model = untrained("Mixer-Nano/7")
-    seen = vitrail.look(untrained("ViT-Nano/7"), clothes()[2][BOOT : BOOT + 1])
+    activations = vitrail.look(untrained("ViT-Nano/7"), clothes()[2][BOOT_INDEX : BOOT_INDEX + 1])
     weights = dict(model.named_parameters())
     first, second = (weights[f"blocks.0.mlp_tokens.fc{number}.weight"].detach().numpy() for number in (1, 2))
     return tiles(
-        "Token mixing has a weight for each pair of places; attention computes them from the image",
+        "Token mixing has a fixed weight for each pair of tokens; attention computes weights from the image",
         [
             [
                 (signed(second @ first), "Mixer", "16 x 16"),
-                (heat(seen.attention[0][0, 0, 1:, 1:].numpy()), "ViT", "16 x 16"),
+                (heat(activations.attention[0][0, 0, 1:, 1:].numpy()), "ViT", "16 x 16"),
             ]
         ],
         side=140,
@@ -649,10 +689,10 @@ def prices() -> str:
         for name in ("ViT-B/16", "Mixer-B/16")
         if (config := find(name))
     ]
-    return bars("Multiply-accumulates and parameters of ViT-B/16 and Mixer-B/16", rows, most=20)
+    return bars("Multiply-accumulates and parameters of ViT-B/16 and Mixer-B/16", rows, maximum=20)
 
 
-DRAWN: tuple[Callable[[], str], ...] = (
+FIGURE_FUNCTIONS: tuple[Callable[[], str], ...] = (
     *(fields, shifts, patches, order, kernels, cls, positions),
     *(transfer, heads, mlp, answer, commuting, hybrid, sizes, gradients),
     *(sinusoids, orderless, stream, functions, path, resized),
@@ -671,9 +711,10 @@ KOREAN = {
     r"linear": "선형",
     r"logits, position none": "로짓, 위치 없음",
     r"logits, position": "로짓, 위치",
-    r"mean length": "평균 노름",
+    r"mean norm": "평균 노름",
     r"mean of (\w+)": r"\1의 평균",
     r"n / class": "클래스마다 이미지 수",
+    r"none (\S+), E_pos": r"위치 없음 \1, E_pos",
     r"pre-trained": "사전 학습",
     r"shuffled x and": "섞은 x와",
     r"shuffled x": "섞은 x",
@@ -684,31 +725,31 @@ KOREAN = {
     r"tree": "트리",
     r"untrained": "학습 전",
 }
-"""The words of the figures, as patterns, in Korean."""
+"""Korean translations of the texts in figures, by regular expression."""
 
 
-def in_korean(svg: str) -> str:
-    """The same figure with Korean words."""
+def to_korean(svg: str) -> str:
+    """Return a figure with its texts in Korean."""
 
-    def translate(text: re.Match[str]) -> str:
-        words = text[1]
+    def translate(match: re.Match[str]) -> str:
+        content = match[1]
         for english, korean in KOREAN.items():
-            words = re.sub(english, korean, words)
-        return f">{words}</text>"
+            content = re.sub(english, korean, content)
+        return f">{content}</text>"
 
     return re.sub(r">([^<>]+)</text>", translate, svg)
 
 
-def drawings() -> Iterator[tuple[str, str]]:
-    """Every figure by the name of its file; those that have words in Korean, too, as NAME.ko."""
-    for figure in DRAWN:
+def draw_figures() -> Iterator[tuple[str, str]]:
+    """Yield each figure as (file name without suffix, SVG), and a second one NAME.ko if it has translated texts."""
+    for figure in FIGURE_FUNCTIONS:
         svg = figure()
         yield figure.__name__, svg
-        if (korean := in_korean(svg)) != svg:
+        if (korean := to_korean(svg)) != svg:
             yield f"{figure.__name__}.ko", korean
 
 
-# What the lab found
+# Tables of claims
 
 UNITS = {
     "C3": ("log error", "로그 오차"),
@@ -717,46 +758,47 @@ UNITS = {
     "C32a": ("difference of exponents", "지수의 차이"),
     "C32b": ("recency index - 0.5", "최근성 지수 - 0.5"),
 }
-"""Of claims whose number is not a difference of accuracies, in English and Korean."""
+"""Units in English and Korean of claims whose number is not a difference of accuracies."""
 
 
 @cache
 def claims() -> dict[str, dict]:
-    """What the lab says of each claim, by its id."""
-    return {one["id"]: one for one in json.loads((LAB / "claims.json").read_text(encoding="utf-8"))["claims"]}
+    """Return the claims of the lab with their verdicts, by id."""
+    document = json.loads((LAB / "claims.json").read_text(encoding="utf-8"))
+    return {claim["id"]: claim for claim in document["claims"]}
 
 
 @cache
-def sentences() -> dict[str, dict[str, str]]:
-    """The sentences of the lab's report in both languages, by the name of their file and their own."""
+def lab_messages() -> dict[str, dict[str, str]]:
+    """Return the messages of the lab in both languages, by file name and message name."""
     return {
-        f"{file.stem} {name}": words
-        for file in [WORDS / "lab_report.toml", *sorted((WORDS / "questions").glob("*.toml"))]
-        for name, words in tomllib.loads(file.read_text(encoding="utf-8")).items()
+        f"{file.stem} {name}": message
+        for file in [LAB_SOURCE / "lab_report.toml", *sorted((LAB_SOURCE / "questions").glob("*.toml"))]
+        for name, message in tomllib.loads(file.read_text(encoding="utf-8")).items()
     }
 
 
-def say(english: str, language: str) -> str:
-    """A sentence of the report, which `claims.json` has in English, in this language."""
+def translate_sentence(english: str, language: str) -> str:
+    """Return an English sentence of `claims.json` in a language. Exit with an error if it has no translation."""
     if language == "en":
         return english
-    for words in sentences().values():
-        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+)", re.escape(words["en"]))
-        if (found := re.fullmatch(pattern, english)) is not None and "ko" in words:
-            fields = found.groupdict()
-            if "remedy" in fields:  # a sentence of its own
-                fields["remedy"] = say(fields["remedy"], language)
-            return words["ko"].format(**fields)
-    raise SystemExit(f"The words of the lab have no Korean for: {english}")
+    for message in lab_messages().values():
+        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+)", re.escape(message["en"]))
+        if (match := re.fullmatch(pattern, english)) is not None and "ko" in message:
+            fields = match.groupdict()
+            if "remedy" in fields:  # a message itself
+                fields["remedy"] = translate_sentence(fields["remedy"], language)
+            return message["ko"].format(**fields)
+    raise SystemExit(f"Messages of the lab must be in Korean, too, got none for: {english}")
 
 
-def number(claim: dict, language: str) -> str:
-    """The deciding number of a trained claim with its interval; empty where there is none."""
+def claim_number(claim: dict, language: str) -> str:
+    """Return the number that decides a claim, with its interval. Empty for claims without a number."""
     if not isinstance(claim["value"], float | int) or isinstance(claim["value"], bool):
         return ""
     value, *ends = (
-        f"{one:+.2f}" if claim["id"] in UNITS else f"{100 * one:+.1f}"
-        for one in (claim["value"], *(claim["interval"] or ()))
+        f"{part:+.2f}" if claim["id"] in UNITS else f"{100 * part:+.1f}"
+        for part in (claim["value"], *(claim["interval"] or ()))
     )
     interval = f" ({' … '.join(ends)})" if ends else ""
     if claim["id"] in UNITS:
@@ -765,26 +807,29 @@ def number(claim: dict, language: str) -> str:
 
 
 def lab_table(ids: Sequence[str], language: str) -> str:
-    """What the lab says of these claims, as a table."""
-    heads = ("| claim | verdict | what the lab found |", "| 주장 | 판정 | 실험실의 결과 |")[language == "ko"]
-    rows = [heads, "|---|---|---|"]
+    """Return a Markdown table of claims with their verdicts and results."""
+    header = ("| claim | verdict | result of the lab |", "| 주장 | 판정 | 실험실의 결과 |")[language == "ko"]
+    rows = [header, "|---|---|---|"]
     for name in ids:
         claim = claims()[name]
-        verdict = sentences()[f"lab_report {claim['verdict']}"][language]
-        said = [number(claim, language), *(say(claim[key], language) for key in ("result", "why") if key in claim)]
-        found = "; ".join(filter(None, said)) or say(claim["rule"], language)
-        rows.append(f"| **{name}** {say(claim['claim'], language)} | {verdict} | {found} |")
+        verdict = lab_messages()[f"lab_report {claim['verdict']}"][language]
+        parts = [
+            claim_number(claim, language),
+            *(translate_sentence(claim[key], language) for key in ("result", "why") if key in claim),
+        ]
+        result = "; ".join(filter(None, parts)) or translate_sentence(claim["rule"], language)
+        rows.append(f"| **{name}** {translate_sentence(claim['claim'], language)} | {verdict} | {result} |")
     return "\n".join(rows)
 
 
 TABLE = re.compile(r"(<!-- lab: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def filled(page: Path) -> str:
-    """The text of a page with its tables as the report has them."""
+def fill_tables(page: Path) -> str:
+    """Return the text of a page with its tables updated."""
     language = "ko" if page.stem.endswith(".ko") else "en"
     return TABLE.sub(
-        lambda found: f"{found[1]}{lab_table(found[2].split(), language)}\n{found[3]}", page.read_text(encoding="utf-8")
+        lambda match: f"{match[1]}{lab_table(match[2].split(), language)}\n{match[3]}", page.read_text(encoding="utf-8")
     )
 
 
@@ -794,7 +839,7 @@ def pages() -> list[Path]:
 
 if __name__ == "__main__":
     FIGURES.mkdir(exist_ok=True)
-    for name, svg in drawings():
+    for name, svg in draw_figures():
         (FIGURES / f"{name}.svg").write_text(svg, encoding="utf-8")
     for page in pages():
-        page.write_text(filled(page), encoding="utf-8")
+        page.write_text(fill_tables(page), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Draw docs/reach/*.png: for one small model of each family, which pixels reach the centre, before any training.
+"""Draw docs/reach/*.png: receptive fields of an untrained small model of each family.
 
-.venv/bin/python docs/reach.py          (a few seconds; the same images every time)
+.venv/bin/python docs/reach.py          (a few seconds; deterministic)
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ MODELS = {
 
 
 def reach_figure(name: str, maps: dict[int, np.ndarray]) -> Image.Image:
-    """Maps side by side, one per layer, on a logarithmic scale; pixels without influence are white."""
+    """Draw influence maps side by side, one per layer, on a logarithmic scale. Pixels without influence are white."""
     tile, gap, top = 168, 14, 52
     figure = Image.new("RGB", (gap + len(maps) * (tile + gap), top + tile + 46), PAPER)
     draw = ImageDraw.Draw(figure)

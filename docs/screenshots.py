@@ -1,4 +1,4 @@
-"""Takes the screenshots of docs/inspect.md and docs/explain.md: the pages of the embedded model in Chromium.
+"""Take the screenshots of docs/inspect.md and docs/explain.md: pages of the embedded model in Chromium.
 
 .venv/bin/python docs/screenshots.py            (needs Chromium, and Playwright from the test extra)
 """
@@ -15,29 +15,29 @@ from vitrail.reports.explain.explain_page import explain
 from vitrail.reports.inspect.inspection_page import Inspection
 from vitrail.reports.inspect.panel_results import compute_panels
 
-SHOTS = Path(__file__).parent / "inspect"
-WALK = Path(__file__).parent / "explain" / "walk.png"
-STEPS, SNAPSHOTS = 200, 8  # of the run that is seen growing
-SHOWN = {"ankle boot": 15, "sandal": 4, "coat": 7, "bag": 20}
+INSPECT_FOLDER = Path(__file__).parent / "inspect"
+EXPLAIN_SCREENSHOT = Path(__file__).parent / "explain" / "walk.png"
+STEPS, SNAPSHOTS = 200, 8  # of the run in the panel `growth`
+IMAGES = {"ankle boot": 15, "sandal": 4, "coat": 7, "bag": 20}
 
 
 def main() -> None:
     clothes = open_data("fashion-40").splits["test"]
     results = compute_panels(
         vitrail.load("fashion"),
-        [clothes.images[index] for index in SHOWN.values()],
-        names=list(SHOWN),
+        [clothes.images[index] for index in IMAGES.values()],
+        names=list(IMAGES),
         name="fashion",
         evidence=True,
         other_images=list(clothes.images),
     )
-    SHOTS.mkdir(exist_ok=True)
+    INSPECT_FOLDER.mkdir(exist_ok=True)
     digits = open_data("digits").splits["test"].images
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         Inspection(results).save(Path(folder) / "page")
-        run, grown = Path(folder) / "run", Path(folder) / "grown"
+        run, run_page = Path(folder) / "run", Path(folder) / "run-page"
         vitrail.train("digits", "ViT-Pico/2", steps=STEPS, snapshots=SNAPSHOTS, output=run, quiet=True)
-        vitrail.inspect(run, digits[:16], output=grown)
+        vitrail.inspect(run, digits[:16], output=run_page)
         address = (Path(folder) / "page" / "index.html").as_uri()
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for width, scheme, parts in (
@@ -51,22 +51,22 @@ def main() -> None:
             page.locator("h1").hover()
             for part in parts:
                 name = part if width == 1280 else f"{part}-narrow"
-                page.locator(f"#{part}").screenshot(path=SHOTS / f"{name}.png")
-        take_walk(browser, Path(folder))
+                page.locator(f"#{part}").screenshot(path=INSPECT_FOLDER / f"{name}.png")
+        take_explain_screenshot(browser, Path(folder))
         page = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light").new_page()
-        page.goto((grown / "index.html").as_uri())
-        page.locator("#growth").screenshot(path=SHOTS / "growth.png")
+        page.goto((run_page / "index.html").as_uri())
+        page.locator("#growth").screenshot(path=INSPECT_FOLDER / "growth.png")
         browser.close()
 
 
-def take_walk(browser: Browser, folder: Path) -> None:
-    """The station of the softmax, with positions switched off."""
+def take_explain_screenshot(browser: Browser, folder: Path) -> None:
+    """Take the screenshot of the softmax step on the page of `vitrail explain`, without position embeddings."""
     address = explain(vitrail.load("fashion"), output=folder / "walk").as_uri()
     page = browser.new_context(viewport={"width": 1160, "height": 760}, color_scheme="light").new_page()
     page.goto(f"{address}#lang=en&image=15&patch=24&layer=1&head=1&key=32&positions=off&station=softmax")
     page.wait_for_timeout(500)
-    WALK.parent.mkdir(exist_ok=True)
-    page.screenshot(path=WALK)
+    EXPLAIN_SCREENSHOT.parent.mkdir(exist_ok=True)
+    page.screenshot(path=EXPLAIN_SCREENSHOT)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the READMEs and the pages of docs/ tell a reader to type works as written, in both languages."""
+"""Commands and code of the READMEs and of docs/ run as written, in both languages."""
 
 import ast
 import dataclasses
@@ -23,7 +23,7 @@ from vitrail.models.families.vit.config import ViTConfig
 from vitrail.training.recipe import Recipe
 
 ENGLISH = sorted(path for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")] if not path.stem.endswith(".ko"))
-# Pages in the order of a reader who keeps what earlier ones made: `taste/` of commands, `run/` of train.
+# Pages in reading order. Later pages use files of earlier ones, for instance `taste/` of commands and `run/` of train.
 IN_ORDER = (
     "commands",
     "data",
@@ -41,9 +41,9 @@ IN_ORDER = (
     "families",
     "faces",
 )
-# tests/docs/test_notes.py runs these.
+# Chapters of the notes. tests/docs/test_notes.py runs their code.
 CHAPTERS = tuple(f"notes-{number}" for number in range(1, 6))
-# Blocks that no test runs, by the reason that stands in a comment above them.
+# Reasons why no test runs a block, as in the comments above the blocks.
 NOT_RUN = {
     "faces": ["needs DeiT's weights and the faces, which are not ours to give"],
     "engines": ["measures for a minute"],
@@ -57,21 +57,21 @@ PREPARE = """
 import os, numpy as np
 from PIL import Image
 
-chance = np.random.default_rng(0)
+rng = np.random.default_rng(0)
 for split, count in (("train", 3), ("val", 1)):
     for label, tint in (("ants", 60), ("bees", 180)):
         os.makedirs(f"photos/{split}/{label}")
         for number in range(count):
-            pixels = chance.integers(0, 70, (150, 200, 3)) + tint
+            pixels = rng.integers(0, 70, (150, 200, 3)) + tint
             Image.fromarray(pixels.astype(np.uint8)).save(f"photos/{split}/{label}/{number}.jpg")
 os.makedirs("new-photos")
-Image.fromarray(chance.integers(0, 250, (90, 120, 3)).astype(np.uint8)).save("new-photos/1.jpg")
+Image.fromarray(rng.integers(0, 250, (90, 120, 3)).astype(np.uint8)).save("new-photos/1.jpg")
 """
 
 
 @pytest.fixture
 def hub(tmp_path):
-    """A Hub on this machine that has DeiT-Ti/16, with random weights, as timm and as its authors publish it."""
+    """Return a local Hub that has DeiT-Ti/16 with random weights, in the formats of timm and of its authors."""
     torch.manual_seed(0)
     model = vitrail.create("ViT-Ti/16", resolution=224)
     bundle = vitrail.Bundle(model=model, preprocess=Preprocess(resolution=224))
@@ -80,50 +80,50 @@ def hub(tmp_path):
     for to, name in (("timm", "timm/deit_tiny_patch16_224.fb_in1k"), ("huggingface", "facebook/deit-tiny-patch16-224")):
         convert(str(tmp_path / "deit"), tmp_path / to, to, verifies=False, images=())
         names = ("config.json", "preprocessor_config.json", "model.safetensors")
-        files = {one.name: one.read_bytes() for one in (tmp_path / to).iterdir() if one.name in names}
+        files = {path.name: path.read_bytes() for path in (tmp_path / to).iterdir() if path.name in names}
         server.publish(name, files)
     yield server
     server.close()
 
 
-# What the README made is there for the other pages, too.
-KEEP = """
+# The other pages use files of the README.
+COPY_README_FILES = """
 import shutil
 for name in ("photos", "deit"):
     shutil.copytree(f"../readme/{name}", name)
 """
 
 
-def korean(path):
+def korean_page(path):
     return path.with_name(f"{path.stem}.ko.md")
 
 
 @pytest.mark.parametrize("path", ENGLISH, ids=lambda path: path.stem)
-def test_every_block_is_run_or_says_why_not(path):
-    known = ("bash", "python", "text", "toml")
+def test_every_block_is_run_or_has_a_reason(path):
+    languages = ("bash", "python", "text", "toml")
     assert [
-        one.text
-        for one in blocks(path)
-        if one.language not in known and not one.language.startswith("{literalinclude}")
+        block.text
+        for block in blocks(path)
+        if block.language not in languages and not block.language.startswith("{literalinclude}")
     ] == []
-    assert [one.reason for one in blocks(path) if one.reason] == NOT_RUN.get(path.stem, [])
+    assert [block.reason for block in blocks(path) if block.reason] == NOT_RUN.get(path.stem, [])
     if runnable(path):
         assert path.stem in (*IN_ORDER, *CHAPTERS, "README")
 
 
-def test_pages_do_what_they_say(tmp_path, hub):
-    """The folder of photos that a reader of the README has is made up here, and so is the Hub."""
+def test_commands_and_code_of_pages_run(tmp_path, hub):
+    """The photos of a reader of the README are generated, and the Hub is local."""
     (tmp_path / "readme").mkdir()
     (tmp_path / "docs").mkdir()
     readme = [("python", PREPARE, None), *runnable(ROOT / "README.md")]
     jobs = [("README.md", str(tmp_path / "readme"), readme)]
-    jobs.append(("docs", str(tmp_path / "docs"), [("python", KEEP, None)]))
+    jobs.append(("docs", str(tmp_path / "docs"), [("python", COPY_README_FILES, None)]))
     jobs += [(f"{name}.md", str(tmp_path / "docs"), runnable(ROOT / "docs" / f"{name}.md")) for name in IN_ORDER]
     assert sum(len(job[2]) for job in jobs) > 35
-    words = [sys.executable, "-c", RUNNER]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # small models: two threads would wait for each other
+    command = [sys.executable, "-c", RUNNER]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # a second thread slows small models down
     one_thread |= {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": hub.token}
-    done = subprocess.run(words, input=json.dumps(jobs), capture_output=True, text=True, env=one_thread, check=False)
+    done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, env=one_thread, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "readme/look/index.html").exists()
     source = json.loads((tmp_path / "readme/deit/provenance.json").read_text(encoding="utf-8"))["source"]
@@ -133,31 +133,31 @@ def test_pages_do_what_they_say(tmp_path, hub):
 
 
 @pytest.mark.parametrize("path", ENGLISH, ids=lambda path: path.stem)
-def test_both_languages_say_the_same(path):
-    """The same headings, tables, images and commands; the same Python but for comments and words inside of strings."""
+def test_both_languages_have_the_same_structure(path):
+    """Same headings, tables, images and commands; same Python except comments and string literals."""
 
-    def shape(page):
+    def structure(page):
         text = page.read_text(encoding="utf-8")
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-        python = ast.dump(ast.parse("\n".join(one.text for one in blocks(page) if one.language == "python")))
+        python = ast.dump(ast.parse("\n".join(block.text for block in blocks(page) if block.language == "python")))
         return {
             "headings": re.findall(r"^#+ ", prose, re.MULTILINE),
             "rows": len(re.findall(r"^\|", prose, re.MULTILINE)),
             "images": [name.replace(".ko.", ".") for name in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", prose)],
             "lines": [
                 shlex.split(line, comments=True)
-                for one in blocks(page)
-                if one.language == "bash"
-                for line in one.text.splitlines()
+                for block in blocks(page)
+                if block.language == "bash"
+                for line in block.text.splitlines()
             ],
-            "others": [one for one in blocks(page) if one.language not in ("bash", "python", "text")],
+            "other blocks": [block for block in blocks(page) if block.language not in ("bash", "python", "text")],
             "python": re.sub(r"Constant\(value='.*?'\)", "Constant()", python),
         }
 
-    assert shape(path) == shape(korean(path))
+    assert structure(path) == structure(korean_page(path))
 
 
-def test_the_readmes_are_short():
+def test_readmes_have_at_most_150_lines():
     for name in ("README.md", "README.ko.md"):
         assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= 150
 
@@ -166,17 +166,17 @@ def test_the_readmes_are_short():
     "name",
     [f"{page}{ending}" for page in ("README", "docs/proved", "docs/security") for ending in (".md", ".ko.md")],
 )
-def test_every_claim_names_a_test_that_exists(name):
+def test_every_claim_names_an_existing_test(name):
     tests = {path.relative_to(TESTS).as_posix(): path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py")}
     section = (ROOT / name).read_text(encoding="utf-8")
     if name.startswith("README"):
         section = re.split(r"^## (?:What is proved|증명된 것)$|^## ", section, flags=re.MULTILINE)[-4]
     claims = re.findall(r"^(?:- |\| (?!---)).*?(?=^- |^\||^$)", section, re.MULTILINE | re.DOTALL)
-    named = [re.findall(r"`(?:tests/)?((?:\w+/)*test_\w+\.py)?(?:::)?(test_\w+)?`", claim) for claim in claims]
-    claims_without = [claim for claim, found in zip(claims, named, strict=True) if not found]
+    tests_by_claim = [re.findall(r"`(?:tests/)?((?:\w+/)*test_\w+\.py)?(?:::)?(test_\w+)?`", claim) for claim in claims]
+    claims_without = [claim for claim, names in zip(claims, tests_by_claim, strict=True) if not names]
     assert len(claims) >= 10
     assert [claim for claim in claims_without if not re.match(r"\| (claim|주장) \|", claim)] == []
-    for file, function in (one for found in named for one in found):
+    for file, function in (name for names in tests_by_claim for name in names):
         texts = [tests[file]] if file else tests.values()
         assert not function or any(f"def {function}(" in text for text in texts), function
 
@@ -189,7 +189,7 @@ def test_every_setting_is_on_its_page(page):
 
 
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("*/*.md")], ids=lambda path: path.name)
-def test_pages_are_finished_and_their_links_lead_somewhere(page):
+def test_pages_have_no_todo_and_their_links_exist(page):
     text = page.read_text(encoding="utf-8")
     assert not re.search(r"^[A-Z]{3,}_[A-Z]{3,}$|TODO|FIXME", text, re.MULTILINE)
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):

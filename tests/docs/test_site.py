@@ -1,4 +1,4 @@
-"""The site that `make docs` builds: without a warning, in two languages, and without any outside address."""
+"""The site that `make docs` builds: no warnings, two languages, no external resources."""
 
 import importlib
 import json
@@ -16,10 +16,10 @@ import pytest
 
 from tests.paths import ROOT
 
-# Elements that a browser loads by itself, and the attributes that say from where. <a href> waits for a click.
+# Elements whose resources a browser loads at once, and the attribute with the address.
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "embed": "src", "object": "data"}
 
-# In a process of its own, as Jupyter's own packages warn.
+# Run in a separate process, because packages of Jupyter give warnings.
 EXECUTE = """
 import sys, nbformat
 from nbclient import NotebookClient
@@ -30,27 +30,29 @@ nbformat.write(notebook, sys.argv[3])
 """
 
 
-def test_the_figure_of_the_layers_is_drawn_from_the_contracts():
+def test_figure_of_layers_equals_the_import_contracts():
     script = ROOT / "docs" / "layers.py"
-    drawn = runpy.run_path(str(script))["draw"]()
-    assert (ROOT / "docs/architecture/layers.svg").read_text(encoding="utf-8") == drawn, "run `make format`"
-    assert drawn.count("<rect") >= 14
+    figure = runpy.run_path(str(script))["draw"]()
+    assert (ROOT / "docs/architecture/layers.svg").read_text(encoding="utf-8") == figure, "run `make format`"
+    assert figure.count("<rect") >= 14
 
 
 @pytest.mark.parametrize("page", ["docs/architecture.md", "docs/architecture.ko.md"])
-def test_the_architecture_page_names_what_exists(page):
+def test_architecture_page_names_existing_objects(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
     parts = [name.removeprefix("vitrail.") for layer in layers for name in layer.split(" | ")]
     table = text.split("## ")[1]
     assert [name for name in parts if f"`{name}`" not in table] == []
-    named = re.findall(r"`([a-z]+(?:\.\w+)+)`", "".join(line for line in text.splitlines(True) if line[:3] in steps()))
-    assert len(named) > 20
-    for name in named:
-        thing = importlib.import_module(f"vitrail.{name.split('.')[0]}")
+    names = re.findall(
+        r"`([a-z]+(?:\.\w+)+)`", "".join(line for line in text.splitlines(True) if line[:3] in step_rows())
+    )
+    assert len(names) > 20
+    for name in names:
+        target = importlib.import_module(f"vitrail.{name.split('.')[0]}")
         for part in name.split(".")[1:]:
-            thing = getattr(thing, part, None) or importlib.import_module(f"{thing.__name__}.{part}")
+            target = getattr(target, part, None) or importlib.import_module(f"{target.__name__}.{part}")
 
 
 KOREAN = {
@@ -69,21 +71,22 @@ KOREAN = {
     "가까이 (보|볼|봅)": "가까운 곳을 보다",
     "가중치로도 따라|재배열해 따라|순서도 따라": "같은 출력을 얻다",
 }
-"""What Korean pages say, by what they do not."""
+"""Preferred Korean terms, by a pattern of the terms to avoid."""
 
 
 @pytest.mark.parametrize("avoided", KOREAN)
-def test_korean_pages_have_one_word_for_one_thing(avoided):
+def test_korean_pages_use_one_term_per_concept(avoided):
     pages = [ROOT / "README.ko.md", *(ROOT / "docs").glob("*.ko.md"), *(ROOT / "src").rglob("*.toml")]
-    found = [
+    matches = [
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path in pages
         for match in re.finditer(f".{{0,20}}(?:{avoided}).{{0,20}}", path.read_text(encoding="utf-8"))
     ]
-    assert found == [], f"write {KOREAN[avoided]}"
+    assert matches == [], f"write {KOREAN[avoided]}"
 
 
-def steps():
+def step_rows():
+    """Return the starts of the table rows of numbered steps."""
     return {f"| {number}"[:3] for number in range(1, 20)}
 
 
@@ -99,15 +102,15 @@ def site(tmp_path_factory) -> Path:
     pytest.importorskip("sphinx", reason="needs the extra `docs`")
     folder = tmp_path_factory.mktemp("docs")
     for language, out in (("en", "site"), ("ko", "site/ko")):
-        words = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", "-d", folder / language]
-        words += ["-t", "ko", ".", folder / out] if language == "ko" else [".", folder / out]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", "-d", folder / language]
+        command += ["-t", "ko", ".", folder / out] if language == "ko" else [".", folder / out]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     return folder / "site"
 
 
 class Page(HTMLParser):
-    """What a page loads, and where its links lead."""
+    """Resources that a page loads, targets of its links, and its anchors."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -126,7 +129,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.slow
-def test_nothing_is_loaded_from_an_outside_address(site):
+def test_site_loads_nothing_from_external_addresses(site):
     outside = re.compile(r"^(https?:)?//", re.IGNORECASE)
     pages = list(site.rglob("*.html"))
     assert len(pages) > 40
@@ -137,14 +140,14 @@ def test_nothing_is_loaded_from_an_outside_address(site):
     for path in site.rglob("*.css"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"@import|url\(\s*['\"]?(https?:)?//", text), path
-    # In scripts, addresses that are shown are fine; those that are loaded are not.
+    # Scripts may contain external addresses as text, but must not load them.
     loading = re.compile(r"(fetch|import|importScripts|open)\(\s*['\"`](https?:)?//|\.src\s*=\s*['\"`]http")
     for path in site.rglob("*.js"):
         assert not loading.search(path.read_text(encoding="utf-8")), path
 
 
 @pytest.mark.slow
-def test_links_between_pages_and_languages_lead_somewhere(site):
+def test_links_between_pages_and_languages_exist(site):
     pages = {path.resolve(): Page(path) for path in site.rglob("*.html")}
     count = 0
     for path, page in pages.items():
@@ -152,10 +155,10 @@ def test_links_between_pages_and_languages_lead_somewhere(site):
             target, _, anchor = link.partition("#")
             if re.match(r"[a-z]+:", target) or not target:
                 continue
-            found = (path.parent / target).resolve()
-            assert found.exists(), (path, link)
-            if anchor and found in pages:
-                assert anchor in pages[found].names, (path, link)
+            file = (path.parent / target).resolve()
+            assert file.exists(), (path, link)
+            if anchor and file in pages:
+                assert anchor in pages[file].names, (path, link)
             count += 1
     assert count > 1000
     english, korean = (site / "docs/inspect.html").resolve(), (site / "ko/docs/inspect.html").resolve()
@@ -185,18 +188,18 @@ def test_search_works_from_disk_in_both_languages(site):
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page()
-        asked = []
-        page.on("request", lambda request: asked.append(request.url))
+        urls = []
+        page.on("request", lambda request: urls.append(request.url))
         for folder, word in ((site, "rollout"), (site / "ko", "패치")):
             page.goto((folder / "search.html").as_uri() + f"?q={word}")
             page.wait_for_selector("#search-results li a")
             assert "inspect.html" in page.inner_html("#search-results")
         browser.close()
-    assert all(url.startswith("file:") for url in asked)
+    assert all(url.startswith("file:") for url in urls)
 
 
 def code_cells(path):
-    """The cells of code of a notebook, without comments: each with what it prints to stdout."""
+    """Return the code cells of a notebook without comments, each with its output to stdout."""
     cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
     return [
         (
@@ -209,18 +212,18 @@ def code_cells(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(1, 6))
-def test_chapters_are_notebooks_that_print_what_they_say(site, tmp_path, number):
+def test_notebooks_of_chapters_print_the_stored_output(site, tmp_path, number):
     pytest.importorskip("nbclient", reason="needs the extra `notebooks`")
     pytest.importorskip("ipykernel", reason="needs the extra `notebooks`")
     notebook = site / f"docs/notes-{number}.ipynb"
-    told = code_cells(notebook)
-    assert code_cells(site / f"ko/docs/notes-{number}.ipynb") == told
-    assert sum(bool(output) for _, output in told) >= 6
+    cells = code_cells(notebook)
+    assert code_cells(site / f"ko/docs/notes-{number}.ipynb") == cells
+    assert sum(bool(output) for _, output in cells) >= 6
     for link in re.findall(r"\]\(([^)#:]+)", notebook.read_text(encoding="utf-8")):
         assert (notebook.parent / link).exists(), link
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    words = [sys.executable, "-c", EXECUTE, notebook, tmp_path, tmp_path / "done.ipynb"]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PATH": path}, check=False)
+    command = [sys.executable, "-c", EXECUTE, notebook, tmp_path, tmp_path / "done.ipynb"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path}, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    for (source, output), (_, printed) in zip(told, code_cells(tmp_path / "done.ipynb"), strict=True):
+    for (source, output), (_, printed) in zip(cells, code_cells(tmp_path / "done.ipynb"), strict=True):
         assert not output or printed == output, source

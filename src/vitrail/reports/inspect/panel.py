@@ -133,13 +133,13 @@ class InspectionContext:
         return make_batch(self.bundle, [pixels for _, pixels in self._crops])
 
     def why_no_attention(self) -> str | None:
-        """Return the name of the message why there is no attention between patches. None if there is."""
+        """Return the message name of the reason why the model has no attention between patches. None if it has."""
         if self.layout is not None:
             return None
         return "no-attention" if self.model.layout() is None else "one-patch"
 
     def why_no_prediction(self) -> str | None:
-        """Return the name of the message why the model predicts no class. None if it does."""
+        """Return the message name of the reason why the model predicts no class. None if it does."""
         if not self.model.config.classifies:
             return f"predicts-{self.model.config.predicts}"
         return None if self.bundle.info.classifies else "no-classes"
