@@ -1,12 +1,13 @@
-"""Images per second of one forward pass: vitrail beside its peers, in one process, in turn.
+"""Images per second of a forward pass: vitrail and other libraries, alternating in one process.
 
     make bench                                                (all; about 15 minutes on two cores)
     .venv/bin/python benchmarks/forward.py --models Ti --rounds 5
 
-Every round runs each engine once, so that a machine that slows down slows all of them; a figure is the median over
-rounds, a ratio the median of the rounds' ratios. All engines but vit-pytorch hold the same weights, and their logits
-are compared. The ceiling is what the machine's own matrix product reaches in the same rounds, on the published count
-of multiply-accumulates, of which vitrail spares a part (`encode` in models/families/vit/model.py says which).
+Each round runs every engine once, so that a slowdown of the machine affects all engines. Speeds are medians over
+rounds, ratios are medians of the rounds' ratios. All engines except vit-pytorch have the same weights, and their
+logits are compared. The ceiling is the speed at which the machine's matrix product, measured in the same rounds,
+would compute the published number of multiply-accumulates. vitrail skips a part of them (see `encode` in
+models/families/vit/model.py).
 """
 
 import argparse
@@ -36,14 +37,14 @@ from vitrail.models.zoo import find
 BATCHES = {"Ti": (1, 16), "S": (1, 16), "B": (1, 8)}
 FAMILIES = ("R+ViT-Ti/16", "R26+ViT-S/32", "R50+ViT-B/16", "Mixer-S/16", "Mixer-B/16", "BiT-R50x1")
 EAGER = ("timm", "transformers", "torchvision", "vit-pytorch")
-REST = 0.05  # seconds between runs
+PAUSE_SECONDS = 0.05  # between runs
 
 
-def engines(size):
-    """Name -> function from images to logits (a tensor or an array), all of one architecture."""
+def eager_models(size):
+    """Return the configuration of a ViT, and functions from images to logits by library, all of this architecture."""
     config = find(f"ViT-{size}/16")
     model = redraw(build(config), std=0.02)
-    made = {"vitrail": model}
+    models = {"vitrail": model}
     for name, make in (("timm", timm_vit), ("transformers", huggingface_vit), ("torchvision", torchvision_vit)):
         try:
             peer, rename, run = make(config)
@@ -52,9 +53,9 @@ def engines(size):
             continue
         peer.load_state_dict(rename(model.state_dict()))
         peer.eval()
-        made[name] = run
+        models[name] = run
     vit_pytorch = load_peer("vit_pytorch")
-    made["vit-pytorch"] = vit_pytorch.ViT(
+    models["vit-pytorch"] = vit_pytorch.ViT(
         image_size=224,
         patch_size=16,
         num_classes=1000,
@@ -64,12 +65,14 @@ def engines(size):
         mlp_dim=config.mlp,
         dim_head=config.width // config.heads,
     ).eval()
-    return config, made
+    return config, models
 
 
 def write_graph(model, batch, path):
-    """Write a model as ONNX for batches of this size, as torch does it. ONNX Runtime's quantiser fails on the shapes
-    that torch stores."""
+    """Export a model to ONNX for batches of this size and return the path.
+
+    The shapes that torch stores are removed: ONNX Runtime's quantiser fails on them.
+    """
     onnx = import_engine_package("onnx", "onnx")
     with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -89,7 +92,7 @@ def write_graph(model, batch, path):
 
 
 def onnxruntime_session(path):
-    """A function from images to logits, by ONNX Runtime with as many threads as torch has."""
+    """Return a function from images to logits that runs ONNX Runtime with as many threads as torch has."""
     onnxruntime = import_engine_package("onnxruntime", "onnx")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
@@ -98,42 +101,42 @@ def onnxruntime_session(path):
 
 
 def openvino_model(path, **settings):
-    """The same by OpenVINO."""
+    """Return a function from images to logits that runs OpenVINO with as many threads as torch has."""
     openvino = import_engine_package("openvino", "openvino")
-    usual = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
-    compiled = openvino.compile_model(openvino.Core().read_model(path), "CPU", usual | settings)
+    defaults = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
+    compiled = openvino.compile_model(openvino.Core().read_model(path), "CPU", defaults | settings)
     return lambda images: compiled(images.numpy())["logits"]
 
 
-def runtimes(path):
-    """ONNX Runtime and OpenVINO in float32."""
+def float32_runtimes(path):
+    """Return functions from images to logits by ONNX Runtime and OpenVINO in float32."""
     return {"onnxruntime": onnxruntime_session(path), "openvino": openvino_model(path, INFERENCE_PRECISION_HINT="f32")}
 
 
 def reduced_runtimes(path):
-    """What they do in reduced precision: ONNX Runtime's dynamic int8, and OpenVINO as it comes."""
-    plain = path.with_suffix(".int8.onnx")
+    """Return functions by ONNX Runtime in dynamic int8, and by OpenVINO in its default precision."""
+    int8_path = path.with_suffix(".int8.onnx")
     import_engine_package("onnxruntime.quantization", "onnx").quantize_dynamic(
-        path, plain, op_types_to_quantize=["MatMul", "Gemm"]
+        path, int8_path, op_types_to_quantize=["MatMul", "Gemm"]
     )
-    return {"onnxruntime int8": onnxruntime_session(plain), "openvino default": openvino_model(path)}
+    return {"onnxruntime int8": onnxruntime_session(int8_path), "openvino default": openvino_model(path)}
 
 
-def timm_of(model):
-    """timm's model with the weights of ours."""
+def timm_model(model):
+    """Return timm's model with the weights of our model."""
     peer, rename, _ = timm_vit(model.config)
     peer.load_state_dict(rename(model.state_dict()))
     return peer.eval()
 
 
-def cast(run, images):
-    """A forward pass under autocast."""
+def run_in_bfloat16(run, images):
+    """Run a forward pass under autocast to bfloat16."""
     with torch.autocast("cpu", torch.bfloat16):
         return run(images).float()
 
 
 def has_bfloat16():
-    """Whether a matrix product is faster in bfloat16 than in float32, by measurement."""
+    """Return whether a matrix product is faster in bfloat16 than in float32, by measurement."""
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         left = torch.randn(256, 256).to(dtype)
@@ -145,90 +148,101 @@ def has_bfloat16():
     return seconds[torch.bfloat16] < seconds[torch.float32]
 
 
-def our_ways(path, threads):
-    """Our engines in each precision that this CPU has, with preprocessed bytes in and logits out."""
+def open_our_engines(path, threads):
+    """Open our engines in each precision that this CPU supports. They map cropped images (uint8) to logits."""
     return {
-        f"vitrail {way}": ENGINES[way.engine].open(path, None, way.precision).running(threads)
-        for way in usable_ways(path)
+        f"vitrail {choice}": ENGINES[choice.engine].open(path, None, choice.precision).running(threads)
+        for choice in usable_choices(path)
     }
 
 
-def scaled(run, pixels):
-    """A peer's forward pass from the same bytes as ours."""
+def run_scaled(run, pixels):
+    """Scale cropped images (uint8), as our engines do, and run a peer's forward pass."""
     return run(torch.from_numpy(Preprocess().scale_array(pixels)))
 
 
-def usable_ways(path):
-    """Engines and precisions that this CPU has."""
-    return [way for way in find_usable(str(path), list_choices())[0] if way.precision != "bfloat16" or has_bfloat16()]
+def usable_choices(path):
+    """Return the engines and precisions that this CPU supports."""
+    choices = find_usable(str(path), list_choices())[0]
+    return [choice for choice in choices if choice.precision != "bfloat16" or has_bfloat16()]
 
 
-def race_ways(sizes, rounds, threads):
-    """The table of engines and precisions: ours beside what peers reach at their best, all from the same cropped
-    images. ONNX Runtime and OpenVINO run what torch.onnx makes of timm's model, for just this batch; the last column of
-    each half is about those that are given our graph, with its separate projections and a part of the last block
-    spared."""
+def race_precisions(sizes, rounds, threads):
+    """Print the table of engines and precisions: our fastest and the peers' fastest, from the same cropped images.
+
+    ONNX Runtime and OpenVINO run the graph that torch.onnx exports from timm's model, for this batch size. The last
+    column of each half compares with the same runtimes on our graph, which has separate projections and computes less
+    in the last block.
+    """
     gains = {column: [] for column in ("float32", "float32, on our graph", "any precision", "any, on our graph")}
     half = "ours | best peer | ratio | to peers on our graph"
     print(f"| model | batch | in float32: {half} | any precision: {half} |\n" + "|---" * 10 + "|")
     for size in sizes:
-        config, eager = engines(size)
+        config, eager = eager_models(size)
         model = eager.pop("vitrail")
         eager.pop("vit-pytorch")
-        apart = copy.deepcopy(model)
-        separate_(apart)
+        separated = copy.deepcopy(model)
+        separate_(separated)
         reduced = {
-            f"{name} bfloat16": partial(cast, eager[name])
+            f"{name} bfloat16": partial(run_in_bfloat16, eager[name])
             for name in ("timm", "transformers")
             if name in eager and has_bfloat16()
         }
-        with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
-            folder = Path(place)
+        with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
+            folder = Path(temporary)
             save(Bundle(model=model, preprocess=Preprocess()), folder / "bundle")
             ours = {
-                name: stack.enter_context(running) for name, running in our_ways(folder / "bundle", threads).items()
+                name: stack.enter_context(running)
+                for name, running in open_our_engines(folder / "bundle", threads).items()
             }
             for batch in BATCHES[size]:
                 pixels = torch.randint(0, 256, (batch, 224, 224, 3), dtype=torch.uint8).numpy()
-                theirs = write_graph(timm_of(model), batch, folder / f"timm-{batch}.onnx")
-                given = write_graph(apart, batch, folder / f"ours-{batch}.onnx")
-                exact, rounded = eager | runtimes(theirs), reduced | reduced_runtimes(theirs)
-                lent = {f"{name}, our graph": run for name, run in runtimes(given).items()}
-                lent_rounded = {f"{name}, our graph": run for name, run in reduced_runtimes(given).items()}
-                peers = exact | rounded | lent | lent_rounded
+                timm_graph = write_graph(timm_model(model), batch, folder / f"timm-{batch}.onnx")
+                our_graph = write_graph(separated, batch, folder / f"ours-{batch}.onnx")
+                exact, rounded = eager | float32_runtimes(timm_graph), reduced | reduced_runtimes(timm_graph)
+                exact_on_ours = {f"{name}, our graph": run for name, run in float32_runtimes(our_graph).items()}
+                rounded_on_ours = {f"{name}, our graph": run for name, run in reduced_runtimes(our_graph).items()}
+                peers = exact | rounded | exact_on_ours | rounded_on_ours
                 runs = {name: partial(run, pixels) for name, run in ours.items()}
-                seconds = race(runs | {name: partial(scaled, run, pixels) for name, run in peers.items()}, rounds)
+                seconds = race(runs | {name: partial(run_scaled, run, pixels) for name, run in peers.items()}, rounds)
                 medians = {name: statistics.median(values) for name, values in seconds.items()}
                 cells = []
-                for mine, known, with_graph, columns in (
-                    ([name for name in ours if name.endswith("float32")], exact, exact | lent, list(gains)[:2]),
+                our_float32 = [name for name in ours if name.endswith("float32")]
+                for our_names, peer_names, all_names, columns in (
+                    (our_float32, exact, exact | exact_on_ours, list(gains)[:2]),
                     (list(ours), exact | rounded, peers, list(gains)[2:]),
                 ):
-                    best, peer, lender = (min(names, key=medians.get) for names in (mine, known, with_graph))
-                    for column, other in zip(columns, (peer, lender), strict=True):
-                        gains[column].append(ratio(seconds[best], seconds[other]))
-                    cells += [f"{batch / medians[name]:.1f} {name.removeprefix('vitrail ')}" for name in (best, peer)]
-                    cells += [f"{gains[columns[0]][-1]:.2f}x", f"{gains[columns[1]][-1]:.2f}x {lender}"]
+                    fastest, peer, any_peer = (
+                        min(names, key=medians.get) for names in (our_names, peer_names, all_names)
+                    )
+                    for column, other in zip(columns, (peer, any_peer), strict=True):
+                        gains[column].append(ratio(seconds[fastest], seconds[other]))
+                    cells += [
+                        f"{batch / medians[name]:.1f} {name.removeprefix('vitrail ')}" for name in (fastest, peer)
+                    ]
+                    cells += [f"{gains[columns[0]][-1]:.2f}x", f"{gains[columns[1]][-1]:.2f}x {any_peer}"]
                 print(f"| {config.name} | {batch} | {' | '.join(cells)} |", flush=True)
-    for name, some in gains.items():
-        print(f"\n{name}: geometric mean {statistics.geometric_mean(some):.3f}x, least {min(some):.2f}x")
+    for name, ratios in gains.items():
+        print(f"\n{name}: geometric mean {statistics.geometric_mean(ratios):.3f}x, lowest {min(ratios):.2f}x")
 
 
-def gemm_peak():
-    """Seconds for one multiply-accumulate of a large matrix product."""
+def large_matrix_product():
+    """Return a function that computes a large matrix product, and its number of multiply-accumulates."""
     size = 1536
     left, right = torch.randn(size, size), torch.randn(size, size)
     return lambda: left @ right, size**3
 
 
 def race(runs, rounds, *, takes_long=False):
-    """Seconds of every run in every round, in turn; the first round is not counted. Before each run, the threads of the
-    one before it have come to rest (those of ONNX Runtime spin for a while), and an uncounted call is made, unless it
-    `takes_long`."""
+    """Return the seconds of every function in every round, by name. The first round is not counted.
+
+    The functions alternate. Before each, a pause lets the threads of the previous one stop (those of ONNX Runtime spin
+    for a while), and an uncounted call warms it up, unless it `takes_long`.
+    """
     seconds = {name: [] for name in runs}
     for _ in range(1 + rounds):
         for name, run in runs.items():
-            time.sleep(REST)
+            time.sleep(PAUSE_SECONDS)
             if not takes_long:
                 run()
             start = time.perf_counter()
@@ -238,33 +252,33 @@ def race(runs, rounds, *, takes_long=False):
 
 
 def ratio(ours, theirs):
-    """How many times faster than `theirs` we are: the median over rounds."""
+    """Return how many times faster `ours` are than `theirs`, both in seconds by round: the median over rounds."""
     return statistics.median(their / our for our, their in zip(ours, theirs, strict=True))
 
 
 def race_vits(sizes, rounds):
-    """The table of ViTs, row by row."""
+    """Print the table of ViTs: images per second of each library."""
     columns = ("vitrail", *EAGER, "onnxruntime", "openvino")
     print(f"| model | batch | ceiling | {' | '.join(columns)} | over best eager | largest logit gap |")
     print("|---" * (len(columns) + 5) + "|")
     gains = []
     for size in sizes:
-        config, eager = engines(size)
+        config, eager = eager_models(size)
         for batch in BATCHES[size]:
             images = torch.randn(batch, 3, 224, 224)
             with tempfile.TemporaryDirectory() as folder:
-                made = eager | runtimes(write_graph(eager["vitrail"], batch, Path(folder) / "model.onnx"))
-            logits = {name: torch.as_tensor(run(images)) for name, run in made.items() if name != "vit-pytorch"}
-            gap = max((answer - logits["vitrail"]).abs().max().item() for answer in logits.values())
-            product, macs = gemm_peak()
-            seconds = race({name: partial(run, images) for name, run in made.items()} | {"ceiling": product}, rounds)
+                models = eager | float32_runtimes(write_graph(eager["vitrail"], batch, Path(folder) / "model.onnx"))
+            logits = {name: torch.as_tensor(run(images)) for name, run in models.items() if name != "vit-pytorch"}
+            gap = max((other - logits["vitrail"]).abs().max().item() for other in logits.values())
+            product, macs = large_matrix_product()
+            seconds = race({name: partial(run, images) for name, run in models.items()} | {"ceiling": product}, rounds)
             ceiling = macs / statistics.median(seconds.pop("ceiling")) / config.macs
             speeds = {name: batch / statistics.median(values) for name, values in seconds.items()}
-            best = max((name for name in EAGER if name in speeds), key=speeds.__getitem__)
-            gains.append(ratio(seconds["vitrail"], seconds[best]))
+            fastest = max((name for name in EAGER if name in speeds), key=speeds.__getitem__)
+            gains.append(ratio(seconds["vitrail"], seconds[fastest]))
             cells = " | ".join(f"{speeds[name]:.2f} ({speeds[name] / ceiling:.0%})" for name in columns)
             print(
-                f"| {config.name} | {batch} | {ceiling:.1f} | {cells} | {gains[-1]:.2f}x {best} | {gap:.1e} |",
+                f"| {config.name} | {batch} | {ceiling:.1f} | {cells} | {gains[-1]:.2f}x {fastest} | {gap:.1e} |",
                 flush=True,
             )
     mean = statistics.geometric_mean(gains)
@@ -272,7 +286,7 @@ def race_vits(sizes, rounds):
 
 
 def race_families(names, rounds):
-    """The table of the other families beside timm's."""
+    """Print the table of the other families: images per second of vitrail and timm."""
     print("| model | batch | vitrail | timm | over timm | largest logit gap |\n|---|---|---|---|---|---|")
     for name in names:
         model = redraw(build(find(name)), std=0.05)
@@ -293,7 +307,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", choices=BATCHES, default=list(BATCHES))
     parser.add_argument("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--ways", nargs="*", choices=BATCHES, default=list(BATCHES))
+    parser.add_argument(
+        "--ways",
+        nargs="*",
+        choices=BATCHES,
+        default=list(BATCHES),
+        help="ViTs to run by each engine in each precision",
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
@@ -306,7 +326,7 @@ def main():
         if arguments.models:
             race_vits(arguments.models, arguments.rounds)
         if arguments.ways:
-            race_ways(arguments.ways, arguments.rounds, arguments.threads)
+            race_precisions(arguments.ways, arguments.rounds, arguments.threads)
         if arguments.families:
             race_families(arguments.families, arguments.rounds)
 

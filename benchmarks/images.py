@@ -1,10 +1,10 @@
-"""From image files to batches: vitrail beside Pillow + torchvision as timm uses them, transformers, and DataLoader.
+"""Images per second from files to batches: vitrail, Pillow with torchvision (as in timm), transformers and DataLoader.
 
     .venv/bin/python benchmarks/images.py                     (all; about 15 minutes on two cores)
     .venv/bin/python benchmarks/images.py --parts decode loader --rounds 3
 
-Needs `imagenet-val-500` and `deit-ti16` (see tests/conftest.py) and, for the part `memory`, Fashion-MNIST. Every round
-runs each engine once; a figure is the median over rounds, a ratio the median of the rounds' ratios.
+Needs `imagenet-val-500` and `deit-ti16` (see tests/conftest.py) and, for the part `memory`, Fashion-MNIST. Each round
+runs every engine once. Speeds are medians over rounds, ratios are medians of the rounds' ratios.
 """
 
 import argparse
@@ -37,13 +37,14 @@ SHARED = Path(os.environ.get("VITRAIL_SHARED", Path(__file__).resolve().parents[
 
 
 def timm_transform(**options):
+    """Return the transform that timm creates for a model of 224 px."""
     return load_peer("timm.data").create_transform(
         input_size=224, interpolation="bicubic", crop_pct=0.9, mean=IMAGENET_MEAN, std=IMAGENET_STD, **options
     )
 
 
 def decoders():
-    """Name -> function from a path to a tensor (3, 224, 224)."""
+    """Return functions from a path to a tensor (3, 224, 224), by name of the engine."""
     transform = timm_transform()
     processor = load_peer("transformers").ViTImageProcessorPil(
         size={"height": 224, "width": 224}, image_mean=IMAGENET_MEAN, image_std=IMAGENET_STD, resample=3
@@ -67,10 +68,13 @@ def decoders():
 
 
 def camera_photos(photos, folder):
-    """Each photo at 12 megapixels, with a sensor's noise, so that a file has the 3 to 5 MB of a camera's."""
+    """Enlarge photos to 12 megapixels with sensor noise and return their paths.
 
-    def make(numbered):
-        number, path = numbered
+    The files have 3 to 5 MB, as those of a camera.
+    """
+
+    def enlarge(numbered_path):
+        number, path = numbered_path
         with Image.open(path) as image:
             large = np.asarray(image.convert("RGB").resize((4000, 3000), Image.Resampling.BICUBIC), np.int16)
         noise = np.random.default_rng(number).normal(0, 5.5, (3000, 4000, 1)).astype(np.int16)
@@ -79,47 +83,49 @@ def camera_photos(photos, folder):
         return str(target)
 
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(make, enumerate(photos)))
+        return list(pool.map(enlarge, enumerate(photos)))
 
 
 def run_all(function, paths):
+    """Call a function with each path."""
     for path in paths:
         function(path)
 
 
-def decode(photos, rounds, title):
+def race_decoders(photos, rounds, title):
+    """Print the table of images per second of decoding and preprocessing."""
     engines = {name: partial(run_all, function, photos) for name, function in decoders().items()}
     times = race(engines, rounds)
     sizes = [Path(path).stat().st_size / 1e6 for path in photos]
     print(f"\n{title}: {len(photos)} files of {np.median(sizes):.2f} MB, one thread\n")
     print("| engine | images/s | over the fastest peer |\n|---|---|---|")
     peers = [name for name in times if not name.startswith("vitrail")]
-    best = min(peers, key=lambda name: np.median(times[name]))
+    fastest = min(peers, key=lambda name: np.median(times[name]))
     for name, seconds in times.items():
-        over = f"{ratio(seconds, times[best]):.2f}x" if name not in peers else ""
-        print(f"| {name} | {len(photos) / np.median(seconds):.1f} | {over} |")
+        speedup = f"{ratio(seconds, times[fastest]):.2f}x" if name not in peers else ""
+        print(f"| {name} | {len(photos) / np.median(seconds):.1f} | {speedup} |")
 
 
-def accuracy(photos, labels, title):
-    """What the scaled decode does to real predictions."""
+def compare_accuracy(photos, labels, title):
+    """Print the accuracy of DeiT-Ti/16 with exact and with scaled JPEG decoding."""
     model = create("ViT-Ti/16").eval()
     model.load_state_dict(load_file(SHARED / "deit-ti16" / "model.safetensors"))
     print(f"\nDeiT-Ti/16 on {title}:\n")
-    print("| decode | right | largest mean pixel change of an image | same answer |\n|---|---|---|---|")
-    answers, tensors = {}, {}
+    print("| decode | correct | largest mean pixel change of an image | same prediction |\n|---|---|---|---|")
+    predictions, tensors = {}, {}
     for jpeg in ("exact", "double"):
         loader = Loader(Split("val", photos, labels), Preprocess(jpeg=jpeg), batch=50, shuffle=False)
         with torch.inference_mode():
             pixels = [batch.pixels for batch in loader.epoch()]
-            answers[jpeg] = torch.cat([model(loader.preprocess.scale(part)).argmax(1) for part in pixels]).numpy()
+            predictions[jpeg] = torch.cat([model(loader.preprocess.scale(part)).argmax(1) for part in pixels]).numpy()
         tensors[jpeg] = torch.cat(pixels).numpy()
         change = np.abs(tensors[jpeg].astype(int) - tensors["exact"]).mean(axis=(1, 2, 3)).max()
-        same = (answers[jpeg] == answers["exact"]).sum()
-        print(f"| {jpeg} | {(answers[jpeg] == labels).sum()} of {len(labels)} | {change:.2f} | {same} |")
+        same = (predictions[jpeg] == predictions["exact"]).sum()
+        print(f"| {jpeg} | {(predictions[jpeg] == labels).sum()} of {len(labels)} | {change:.2f} | {same} |")
 
 
 class PerSample(torch.utils.data.Dataset):
-    """What a user writes: one image at a time through a transform."""
+    """Dataset that applies a transform to each image, as users of torch write it."""
 
     def __init__(self, images, labels, transform):
         self.images, self.labels, self.transform = images, labels, transform
@@ -136,15 +142,17 @@ class PerSample(torch.utils.data.Dataset):
 
 
 def drain(loader):
+    """Load an epoch of a DataLoader and return the number of samples."""
     return sum(len(labels) for _, labels in loader)
 
 
 def drain_ours(loader, epoch=0):
+    """Load an epoch of our loader, normalise its batches, and return the number of samples."""
     return sum(len(loader.preprocess.scale(batch.pixels)) for batch in loader.epoch(epoch))
 
 
-def loaders(photos, labels, rounds):
-    """One epoch of RandomResizedCrop, flip and normalisation at batch 50."""
+def race_loaders(photos, labels, rounds):
+    """Race an epoch of image files: RandomResizedCrop, flip and normalisation at batch 50."""
     transform = timm_transform(is_training=True, auto_augment=None, color_jitter=None, hflip=0.5)
     dataset = PerSample(photos, labels, transform)
     settings = Augment(crop="resized", flip="random")
@@ -164,22 +172,22 @@ def loaders(photos, labels, rounds):
                 drain, torch.utils.data.DataLoader(dataset, 50, shuffle=True, num_workers=workers)
             )
         times = race(engines, rounds)
-    report("imagenet-val-500, RandomResizedCrop 224, flip", times, len(photos), "DataLoader, 2 workers")
+    print_table("imagenet-val-500, RandomResizedCrop 224, flip", times, len(photos), "DataLoader, 2 workers")
 
 
-def memory(rounds):
-    """One epoch of Fashion-MNIST's 10,000 test images: pad by 2, crop, flip, normalise, batch 128."""
+def race_loaders_in_memory(rounds):
+    """Race an epoch of Fashion-MNIST's 10,000 test images: pad by 2, crop, flip and normalise at batch 128."""
     data = open_data("fashion-mnist").splits["test"]
     v1 = load_peer("torchvision.transforms")
     transform = v1.Compose(
         [v1.RandomCrop(28, padding=2), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize((0.5,), (0.5,))]
     )
     dataset = PerSample(data.images[..., 0], data.labels, transform)
-    eye = Preprocess(resolution=28, crop_fraction=1.0, mean=(0.5,), std=(0.5,))
+    preprocess = Preprocess(resolution=28, crop_fraction=1.0, mean=(0.5,), std=(0.5,))
     settings = Augment(crop="pad", padding=2, flip="random")
     engines = {
         f"vitrail, {workers} workers": partial(
-            drain_ours, Loader(data, eye, batch=128, settings=settings, workers=workers)
+            drain_ours, Loader(data, preprocess, batch=128, settings=settings, workers=workers)
         )
         for workers in (0, 1)
     }
@@ -187,25 +195,28 @@ def memory(rounds):
         engines[f"DataLoader, {workers} workers"] = partial(
             drain, torch.utils.data.DataLoader(dataset, 128, shuffle=True, num_workers=workers)
         )
-    report("Fashion-MNIST in memory, pad and crop, flip", race(engines, rounds), len(data), "DataLoader, 2 workers")
+    print_table(
+        "Fashion-MNIST in memory, pad and crop, flip", race(engines, rounds), len(data), "DataLoader, 2 workers"
+    )
 
 
-def report(title, times, count, reference):
+def print_table(title, times, count, reference):
+    """Print the images per second of each loader, and the speedup over the reference."""
     print(f"\n{title}, end to end:\n\n| loader | images/s | over {reference} |\n|---|---|---|")
     for name, seconds in times.items():
-        over = "" if name == reference else f"{ratio(seconds, times[reference]):.2f}x"
-        print(f"| {name} | {count / np.median(seconds):,.0f} | {over} |")
+        speedup = "" if name == reference else f"{ratio(seconds, times[reference]):.2f}x"
+        print(f"| {name} | {count / np.median(seconds):,.0f} | {speedup} |")
 
 
-def index(rounds):
-    """200,000 empty files in 1,000 folders."""
+def race_listing(rounds):
+    """Print the seconds of listing 200,000 empty files in 1,000 folders."""
     timm_reader = load_peer("timm.data.readers.reader_image_folder")
     with tempfile.TemporaryDirectory() as folder:
         for label in range(1000):
-            place = Path(folder, f"class-{label:04d}")
-            place.mkdir()
+            class_folder = Path(folder, f"class-{label:04d}")
+            class_folder.mkdir()
             for number in range(200):
-                (place / f"{number}.jpg").touch()
+                (class_folder / f"{number}.jpg").touch()
         engines = {
             "vitrail": lambda: open_data(folder),
             "timm": lambda: timm_reader.find_images_and_targets(folder),
@@ -221,28 +232,30 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--camera-photos", type=int, default=500, help="how many of the 500 to enlarge for accuracy")
-    chosen = parser.parse_args()
+    parser.add_argument(
+        "--camera-photos", type=int, default=500, help="number of photos to enlarge for the comparison of accuracy"
+    )
+    options = parser.parse_args()
     data = open_data(SHARED / "imagenet-val-500").first_split
     # Folder names are ImageNet's class numbers.
     labels = np.array([int(Path(path).parent.name) for path in data.images])
     torch.set_num_threads(2)
-    if "decode" in chosen.parts:
-        decode(data.images[:200], chosen.rounds, "Photos of ImageNet")
-        accuracy(data.images, labels, "the 500 photos as they are")
-    if "camera" in chosen.parts:
+    if "decode" in options.parts:
+        race_decoders(data.images[:200], options.rounds, "Photos of ImageNet")
+        compare_accuracy(data.images, labels, "the 500 photos")
+    if "camera" in options.parts:
         with tempfile.TemporaryDirectory() as folder:
-            began = time.perf_counter()
-            photos = camera_photos(data.images[: chosen.camera_photos], Path(folder))
-            print(f"made {len(photos)} camera photos in {time.perf_counter() - began:.0f} s", file=sys.stderr)
-            decode(photos[:12], chosen.rounds, "Camera photos, 4000 x 3000")
-            accuracy(photos, labels[: len(photos)], "the photos at 12 megapixels")
-    if "loader" in chosen.parts:
-        loaders(data.images, labels, chosen.rounds)
-    if "memory" in chosen.parts:
-        memory(chosen.rounds)
-    if "index" in chosen.parts:
-        index(chosen.rounds)
+            start = time.perf_counter()
+            photos = camera_photos(data.images[: options.camera_photos], Path(folder))
+            print(f"wrote {len(photos)} camera photos in {time.perf_counter() - start:.0f} s", file=sys.stderr)
+            race_decoders(photos[:12], options.rounds, "Camera photos, 4000 x 3000")
+            compare_accuracy(photos, labels[: len(photos)], "the photos at 12 megapixels")
+    if "loader" in options.parts:
+        race_loaders(data.images, labels, options.rounds)
+    if "memory" in options.parts:
+        race_loaders_in_memory(options.rounds)
+    if "index" in options.parts:
+        race_listing(options.rounds)
 
 
 if __name__ == "__main__":

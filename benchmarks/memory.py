@@ -1,10 +1,10 @@
-"""Peak memory of one training step of ViT-B/16 at batch 8: vitrail beside its peers, each in a process of its own.
+"""Peak memory of a training step of ViT-B/16 at batch 8, for vitrail and other libraries.
 
     .venv/bin/python benchmarks/memory.py
 
-A step is forward, cross-entropy, backward and AdamW, twice, so that the optimiser's state is there. The figure is what
-the process held at its highest, less what it had held after the same with ViT-Ti/16 at batch 1: libraries import parts
-of themselves late.
+Each library runs in a separate process. A step is forward, cross-entropy, backward and AdamW; it is run twice, so
+that the optimiser's state exists. The result is the peak memory of the process minus its peak after the same steps
+with ViT-Ti/16 at batch 1, because libraries import some of their modules late.
 """
 
 import resource
@@ -23,6 +23,7 @@ BATCH = 8
 
 
 def vitrail_vit(config):
+    """Return our model in the form of the peers: model, mapping of weights, and function from images to logits."""
     model = build(config)
     return model, dict, model
 
@@ -31,11 +32,12 @@ MAKERS = {"vitrail": vitrail_vit, "timm": timm_vit, "transformers": huggingface_
 
 
 def peak_mebibytes():
+    """Return the peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def train(name, config, batch):
-    """Two steps of AdamW on random images."""
+    """Run two training steps of AdamW on random images."""
     model, _, run = MAKERS[name](config)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
     images, labels = torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,))
@@ -47,10 +49,10 @@ def train(name, config, batch):
 
 
 def measure(name):
-    """Print the peak of `name` in this process."""
+    """Print the peak memory of training with a library in this process."""
     torch.set_num_threads(2)
     torch.manual_seed(0)
-    train(name, find("ViT-Ti/16"), 1)  # what imports and first calls hold is not the model's memory
+    train(name, find("ViT-Ti/16"), 1)  # memory of imports and first calls, which is subtracted
     before = peak_mebibytes()
     train(name, find("ViT-B/16"), BATCH)
     print(f"{peak_mebibytes() - before:.0f}")
@@ -61,8 +63,8 @@ def main():
         return measure(sys.argv[1])
     print("| engine | peak of a training step, MiB |\n|---|---|")
     for name in MAKERS:
-        done = subprocess.run([sys.executable, __file__, name], capture_output=True, text=True, check=True)
-        print(f"| {name} | {done.stdout.strip()} |", flush=True)
+        process = subprocess.run([sys.executable, __file__, name], capture_output=True, text=True, check=True)
+        print(f"| {name} | {process.stdout.strip()} |", flush=True)
     return None
 
 

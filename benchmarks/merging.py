@@ -1,13 +1,12 @@
-"""Token merging: what it changes and how much faster it is, for DeiT-Ti/16; and the speed of ViT-S/16.
+"""Accuracy and speed of token merging for DeiT-Ti/16, and the speed of ViT-S/16.
 
     vitrail convert $VITRAIL_SHARED/data/deit-ti16/model.safetensors deit
     .venv/bin/python benchmarks/merging.py deit $VITRAIL_SHARED/data/imagenet-val-500 --curve curve.json
 
-Half of the photos, drawn by a seed, are for the search, which compares answers with and without merging and needs no
-labels; the table is about the other half. With `--curve`, the search is done once and its result kept. Speeds are
-ratios to the model without merging, in turn in one process: the median of the rounds' ratios of CPU time, so that other
-programs on the machine matter little. ViT-S/16 has random weights, whose answers mean nothing, so only its speed is
-measured.
+The search uses a random half of the photos. It compares predictions with and without merging and needs no labels. The
+table is computed on the other half. With `--curve`, the result of the search is saved to a file and reused. Speeds
+are ratios to the model without merging, alternating in one process: medians of the rounds' ratios of CPU time, so
+that other programs on the machine have little influence. ViT-S/16 has random weights, so only its speed is measured.
 """
 
 import argparse
@@ -32,20 +31,22 @@ from vitrail.inference.engine import import_engine_package
 from vitrail.lab.exact import redraw
 from vitrail.models.layers import separate_
 
-UNIFORM = (8,) * 12  # what token merging is usually given
+UNIFORM = (8,) * 12  # the usual choice in publications: the same number in each layer
 
 
-def halves(bundle, data):
-    """Crops of the photos for the search, and crops and labels of the others."""
+def split_photos(bundle, data):
+    """Return the crops of the photos for the search, and the crops and labels of the other photos."""
     split = open_data(data).for_evaluation(None)
     order = np.random.default_rng(0).permutation(len(split))
-    known, unseen = (np.sort(part) for part in np.array_split(order, 2))
-    crops = [np.stack([bundle.preprocess.crop(split.images[i]) for i in part]) for part in (known, unseen)]
-    return *crops, np.array([int(open_data(data).labels[split.labels[i]]) for i in unseen])
+    search_indices, test_indices = (np.sort(part) for part in np.array_split(order, 2))
+    crops = [
+        np.stack([bundle.preprocess.crop(split.images[i]) for i in part]) for part in (search_indices, test_indices)
+    ]
+    return *crops, np.array([int(open_data(data).labels[split.labels[i]]) for i in test_indices])
 
 
 def search(bundle, crops, tolerance, path):
-    """The curve of the search, from a file if it was made before."""
+    """Return the curve of the search. It is read from the file `path` if that exists, and otherwise written to it."""
     if path is not None and path.exists():
         rows = json.loads(path.read_text())
         return [
@@ -54,12 +55,12 @@ def search(bundle, crops, tolerance, path):
         ]
     curve = find_merge(bundle, crops, tolerance, tell=partial(print, file=sys.stderr, flush=True))
     if path is not None:
-        path.write_text(json.dumps([price.to_json() for price in curve]))
+        path.write_text(json.dumps([cost.to_json() for cost in curve]))
     return curve
 
 
-def session(model, batch):
-    """A function from images (an array of that batch) to logits, by ONNX Runtime, with the graph of our engine."""
+def open_session(model, batch):
+    """Return a function from batches of this size to logits that runs the graph of our engine in ONNX Runtime."""
     runtime, model = import_engine_package("onnxruntime", "onnx"), copy.deepcopy(model)
     separate_(model)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), torch.no_grad():
@@ -70,42 +71,45 @@ def session(model, batch):
         torch.onnx.export(model, (example,), path, **names, opset_version=20, verbose=False, external_data=False)
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        made = runtime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
-    return lambda images: made.run(None, {"images": images.numpy()})[0]
+        session = runtime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+    return lambda images: session.run(None, {"images": images.numpy()})[0]
 
 
-def ratios(runs, rounds):
-    """How many times faster each run is than the first, by the median over rounds."""
+def measure_speedups(runs, rounds):
+    """Return how many times faster each function is than the first: the median over rounds of ratios of CPU time."""
     seconds = {name: [] for name in runs}
     for _ in range(rounds + 1):
         for name, run in runs.items():
-            began = time.process_time()
+            start = time.process_time()
             run()
-            seconds[name].append(time.process_time() - began)
+            seconds[name].append(time.process_time() - start)
     first = seconds[next(iter(runs))][1:]
-    return {name: statistics.median(map(lambda a, b: a / b, first, each[1:])) for name, each in seconds.items()}
+    return {name: statistics.median(map(lambda a, b: a / b, first, times[1:])) for name, times in seconds.items()}
 
 
-def speeds(model, merges, batches, rounds):
-    """Ratios by engine and batch, then by merge."""
-    found = {}
+def race_merges(model, merges, batches, rounds):
+    """Return the speedup of each merge over the first, by engine and batch."""
+    speedups = {}
     with torch.inference_mode():
         for batch in batches:
             images = torch.randn(batch, 3, *model.config.resolution)
             models = {merge: with_merge(model, merge).eval() for merge in merges}
             with torch.inference_mode(False):
-                graphs = {merge: session(one, batch) for merge, one in models.items()}
-            for engine, made in (("torch", models), ("onnx", graphs)):
-                runs = {merge: partial(run, images) for merge, run in made.items()}
-                found[engine, batch] = ratios(runs, rounds)
-    return found
+                sessions = {merge: open_session(merged, batch) for merge, merged in models.items()}
+            for engine, functions in (("torch", models), ("onnx", sessions)):
+                runs = {merge: partial(run, images) for merge, run in functions.items()}
+                speedups[engine, batch] = measure_speedups(runs, rounds)
+    return speedups
 
 
-def same_in_onnx(bundle, crops, merge):
-    """How many answers ONNX Runtime gives as torch does, and the share of images whose logits agree within rounding."""
+def compare_with_onnx(bundle, crops, merge):
+    """Return for how many images ONNX Runtime and torch agree in the prediction and in all logits within rounding.
+
+    The last value is the number of images.
+    """
     model = with_merge(bundle.model, merge).eval()
-    run = session(model, 10)
-    pieces = [bundle.preprocess.scale(torch.from_numpy(crops[at : at + 10])) for at in range(0, len(crops) - 9, 10)]
+    run = open_session(model, 10)
+    pieces = [bundle.preprocess.scale(torch.from_numpy(crops[i : i + 10])) for i in range(0, len(crops) - 9, 10)]
     with torch.inference_mode():
         ours = torch.cat([model(piece) for piece in pieces]).numpy()
     theirs = np.concatenate([run(piece) for piece in pieces])
@@ -127,36 +131,43 @@ def main():
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     bundle = vitrail.load(arguments.bundle)
-    known, unseen, labels = halves(bundle, arguments.data)
-    curve = search(bundle, known, arguments.tolerance, arguments.curve)
+    search_crops, test_crops, labels = split_photos(bundle, arguments.data)
+    curve = search(bundle, search_crops, arguments.tolerance, arguments.curve)
     if arguments.only_search:
         return
-    plain, judge = curve[0], MergeEvaluator(bundle, unseen)
-    plain_answers = judge.answers(plain.merge)
-    known_share = {price.merge: price.share for price in curve}
+    unmerged, evaluator = curve[0], MergeEvaluator(bundle, test_crops)
+    unmerged_predictions = evaluator.predict(unmerged.merge)
+    search_share = {cost.merge: cost.share for cost in curve}
     rows = np.linspace(0, len(curve) - 1, min(arguments.rows, len(curve))).round().astype(int)
     merges = [*(curve[row].merge for row in rows), UNIFORM]
-    measured = speeds(bundle.model, merges, arguments.batches, arguments.rounds)
-    columns = [f"{engine}, batch {batch}" for engine, batch in measured]
+    speedups = race_merges(bundle.model, merges, arguments.batches, arguments.rounds)
+    columns = [f"{engine}, batch {batch}" for engine, batch in speedups]
     print(
-        "| merge in front of layer | MACs | answers changed, searched | unseen | right, unseen | " + " | ".join(columns)
+        "| tokens merged before layer | MACs | predictions changed, search photos | test photos |"
+        " correct, test photos | " + " | ".join(columns)
     )
     print("|---" * (5 + len(columns)) + "|")
     for merge in merges:
-        answers = judge.answers(merge)
-        changed, count = int((answers != plain_answers).sum()), len(answers)
+        predictions = evaluator.predict(merge)
+        changed, count = int((predictions != unmerged_predictions).sum()), len(predictions)
         low, high = wilson_interval(changed, count)
-        searched = f"{known_share[merge]:.1%}" if merge in known_share else ""
-        shown = ", ".join(f"{layer}: {count}" for layer, count in enumerate(merge) if count) or "none"
-        cells = [shown, f"{plain.macs / count_macs(with_merge(bundle.model, merge).config):.2f}x fewer", searched]
-        cells += [f"{changed / count:.1%} ({low:.1%} to {high:.1%})", f"{(answers == labels).sum()} of {count}"]
-        print(f"| {' | '.join(cells + [f'{by[merge]:.2f}x' for by in measured.values()])} |", flush=True)
-    alike, within, count = same_in_onnx(bundle, unseen, curve[-1].merge)
-    print(f"\nONNX Runtime: {alike} of {count} answers as torch's, {within} with all logits within rounding\n")
+        searched = f"{search_share[merge]:.1%}" if merge in search_share else ""
+        merged_tokens = ", ".join(f"{layer}: {count}" for layer, count in enumerate(merge) if count) or "none"
+        cells = [
+            merged_tokens,
+            f"{unmerged.macs / count_macs(with_merge(bundle.model, merge).config):.2f}x fewer",
+            searched,
+        ]
+        cells += [f"{changed / count:.1%} ({low:.1%} to {high:.1%})", f"{(predictions == labels).sum()} of {count}"]
+        print(f"| {' | '.join(cells + [f'{speedup[merge]:.2f}x' for speedup in speedups.values()])} |", flush=True)
+    equal, close, count = compare_with_onnx(bundle, test_crops, curve[-1].merge)
+    print(f"\nONNX Runtime: {equal} of {count} predictions equal torch's, {close} with all logits within rounding\n")
     model = redraw(vitrail.create("ViT-S/16"), std=0.02)
-    for (engine, batch), by in speeds(model, merges[:1] + merges[-2:], arguments.batches, arguments.rounds).items():
-        shown = ", ".join(f"{by[merge]:.2f}x" for merge in merges[-2:])
-        print(f"ViT-S/16, {engine}, batch {batch}: {shown} (the last two rows of the table)")
+    for (engine, batch), speedup in race_merges(
+        model, merges[:1] + merges[-2:], arguments.batches, arguments.rounds
+    ).items():
+        last_speedups = ", ".join(f"{speedup[merge]:.2f}x" for merge in merges[-2:])
+        print(f"ViT-S/16, {engine}, batch {batch}: {last_speedups} (the last two rows of the table)")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""From image files to answers: `vitrail predict` beside timm and transformers' pipeline, all with DeiT-Ti/16.
+"""Images per second from files to predictions: `vitrail predict`, timm and transformers' pipeline with DeiT-Ti/16.
 
     .venv/bin/python benchmarks/predict.py                      (all; about 20 minutes on two cores)
     .venv/bin/python benchmarks/predict.py --parts cold --rounds 5
 
-`cold` starts a new process for every answer, from the command to its first line. `small` answers the 500 photos of
-`imagenet-val-500` in one warm process, `camera` the same photos at 12 megapixels. Every round runs each engine once; a
-figure is the median over rounds, a ratio the median of the rounds' ratios. All hold the same weights, and answers are
-counted. timm's loop is what a user writes; its DataLoader decodes in two processes; the pipeline squashes photos to
-224 x 224, as it does by default. Needs `imagenet-val-500` and `deit-ti16` (see tests/conftest.py).
+`cold` starts a new process for every prediction and measures the time to its first line. `small` predicts the 500
+photos of `imagenet-val-500` in one warm process, `camera` the same photos at 12 megapixels. Each round runs every
+engine once; speeds are medians over rounds, ratios are medians of the rounds' ratios. All engines have the same
+weights, and equal predictions are counted. The loop with timm is what a user writes; its DataLoader decodes in two
+processes. The pipeline squashes photos to 224 x 224, as it does by default. Needs `imagenet-val-500` and `deit-ti16`
+(see tests/conftest.py).
 """
 
 import argparse
@@ -26,7 +27,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-from forward import has_bfloat16, race, ratio, usable_ways
+from forward import has_bfloat16, race, ratio, usable_choices
 from images import SHARED, PerSample, camera_photos, timm_transform
 from peers import huggingface_vit, load_peer, timm_vit
 from vitrail import Bundle, Classifier, Preprocess, create, save
@@ -37,8 +38,8 @@ from vitrail.inference.onnx_engine import OnnxEngine
 
 BATCH = 16
 
-# What a user types, for a process of its own. The operators are declared because torchvision's wheel lacks them for a
-# CPU build of torch (see tests/peers.py, which imports more than a user would).
+# Programs of a user for the part `cold`. The operators are declared because torchvision's wheel lacks them for a CPU
+# build of torch (see tests/peers.py, which imports more than a user would).
 DECLARE = """
 import sys, torch
 library = torch.library.Library("torchvision", "DEF")
@@ -72,8 +73,8 @@ for answer in pipeline("image-classification", model=folder, image_processor=pro
 )
 
 
-class Work:
-    """The model in every form, in a temporary folder."""
+class PredictionBenchmark:
+    """DeiT-Ti/16 in the form of each library, in a temporary folder."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -81,7 +82,7 @@ class Work:
         self.model.load_state_dict(load_file(SHARED / "deit-ti16" / "model.safetensors"))
         self.bundle = folder / "deit"
         save(Bundle(model=self.model, preprocess=Preprocess()), self.bundle)
-        self.ways = usable_ways(self.bundle)
+        self.choices = usable_choices(self.bundle)
         self.timm, _, _ = timm_vit(self.model.config)
         self.timm.load_state_dict(self.model.state_dict())
         self.timm.eval()
@@ -97,115 +98,118 @@ class Work:
         self.pipeline = transformers.pipeline("image-classification", model=peer, image_processor=processor)
 
     def commands(self):
-        """Name -> command that answers the photos named after it."""
+        """Return the command of each engine that predicts the photos named after it."""
         ours = [sys.executable, "-m", "vitrail", "predict", str(self.bundle), "--json"]
         return {
-            **{f"vitrail, {way}": [*ours, "--engine", way.engine, "--precision", way.precision] for way in self.ways},
+            **{
+                f"vitrail, {choice}": [*ours, "--engine", choice.engine, "--precision", choice.precision]
+                for choice in self.choices
+            },
             "timm": [sys.executable, "-c", TIMM, str(SHARED)],
             "transformers": [sys.executable, "-W", "ignore", "-c", TRANSFORMERS, str(self.folder / "huggingface")],
             "(import torch alone)": [sys.executable, "-c", "import torch; print(1)"],
         }
 
     def engines(self):
-        """Name -> function from paths to class numbers."""
-        made = {
-            f"vitrail, {way}{', jpeg=double' if jpeg == 'double' else ''}": partial(
-                self._ours, Classifier(self.bundle, **way._asdict(), jpeg=jpeg)
+        """Return a function from paths to class numbers for each engine."""
+        engines = {
+            f"vitrail, {choice}{', jpeg=double' if jpeg == 'double' else ''}": partial(
+                self._predict_with_vitrail, Classifier(self.bundle, **choice._asdict(), jpeg=jpeg)
             )
             for jpeg in ("exact", "double")
-            for way in self.ways
+            for choice in self.choices
         }
         peers = {
-            "timm loop": partial(self._loop, batch=1),
-            f"timm loop, batch {BATCH}": partial(self._loop, batch=BATCH),
-            f"timm, DataLoader of 2 processes, batch {BATCH}": self._loader,
-            f"transformers' pipeline, batch {BATCH}": self._pipeline,
+            "timm loop": partial(self._predict_in_loop, batch=1),
+            f"timm loop, batch {BATCH}": partial(self._predict_in_loop, batch=BATCH),
+            f"timm, DataLoader of 2 processes, batch {BATCH}": self._predict_with_loader,
+            f"transformers' pipeline, batch {BATCH}": self._predict_with_pipeline,
         }
         if has_bfloat16():
-            peers |= {f"{name}, bfloat16": partial(cast, run) for name, run in peers.items()}
-        return made | peers
+            peers |= {f"{name}, bfloat16": partial(run_in_bfloat16, run) for name, run in peers.items()}
+        return engines | peers
 
     @staticmethod
-    def _ours(classifier, photos):
+    def _predict_with_vitrail(classifier, photos):
         return [int(row["predictions"][0]["label"]) for row in classifier.stream(photos, top_k=5)]
 
     @torch.inference_mode()
-    def _loop(self, photos, batch):
-        answers = []
-        for at in range(0, len(photos), batch):
+    def _predict_in_loop(self, photos, batch):
+        predictions = []
+        for start in range(0, len(photos), batch):
             images = []
-            for path in photos[at : at + batch]:
+            for path in photos[start : start + batch]:
                 with Image.open(path) as image:
                     images.append(self.transform(image.convert("RGB")))
-            answers += self.timm(torch.stack(images)).softmax(-1).topk(5).indices[:, 0].tolist()
-        return answers
+            predictions += self.timm(torch.stack(images)).softmax(-1).topk(5).indices[:, 0].tolist()
+        return predictions
 
     @torch.inference_mode()
-    def _loader(self, photos):
+    def _predict_with_loader(self, photos):
         dataset = PerSample(photos, np.zeros(len(photos), int), self.transform)
         loader = torch.utils.data.DataLoader(dataset, BATCH, num_workers=2)
-        return [
-            answer for images, _ in loader for answer in self.timm(images).softmax(-1).topk(5).indices[:, 0].tolist()
-        ]
+        return [label for images, _ in loader for label in self.timm(images).softmax(-1).topk(5).indices[:, 0].tolist()]
 
-    def _pipeline(self, photos):
-        answers = self.pipeline(photos, batch_size=BATCH, top_k=5)
-        return [int(answer[0]["label"].removeprefix("LABEL_")) for answer in answers]
+    def _predict_with_pipeline(self, photos):
+        predictions = self.pipeline(photos, batch_size=BATCH, top_k=5)
+        return [int(prediction[0]["label"].removeprefix("LABEL_")) for prediction in predictions]
 
 
-def cast(run, photos):
-    """All answers under autocast."""
+def run_in_bfloat16(run, photos):
+    """Predict photos under autocast to bfloat16."""
     with torch.autocast("cpu", torch.bfloat16):
         return run(photos)
 
 
-def first_line(command):
-    """Seconds from the command to its first line; the process is then ended."""
+def time_first_line(command):
+    """Return the seconds from a command to its first line. The process is then killed."""
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         line = process.stdout.readline()
         seconds = time.perf_counter() - start
         process.kill()
     if not line:
-        raise RuntimeError(f"no answer from {command[:4]}")
+        raise RuntimeError(f"no output of {command[:4]}")
     return seconds
 
 
-def cold(work, photo, rounds):
-    """The command to the first answer, files in the system's cache."""
-    commands = work.commands()
+def race_cold_starts(benchmark, photo, rounds):
+    """Print the seconds from a command to its first prediction, with the files in the system's cache."""
+    commands = benchmark.commands()
     seconds = {name: [] for name in commands}
     for number in range(1 + rounds):
         for name, command in commands.items():
-            taken = first_line([*command, photo])
+            duration = time_first_line([*command, photo])
             if number:
-                seconds[name].append(taken)
-    alone = seconds["(import torch alone)"]
-    print("\nA new process, from the command to its first answer:\n")
+                seconds[name].append(duration)
+    import_seconds = seconds["(import torch alone)"]
+    print("\nA new process, from the command to its first prediction:\n")
     print("| engine | seconds | beyond import torch |\n|---|---|---|")
     for name, values in seconds.items():
-        beyond = statistics.median(own - bare for own, bare in zip(values, alone, strict=True))
-        print(f"| {name} | {statistics.median(values):.2f} | {'' if values is alone else f'{beyond:+.2f}'} |")
+        beyond = statistics.median(total - importing for total, importing in zip(values, import_seconds, strict=True))
+        print(f"| {name} | {statistics.median(values):.2f} | {'' if values is import_seconds else f'{beyond:+.2f}'} |")
 
 
-def warm(work, photos, labels, rounds, title):
-    """Images/s and right answers of each engine."""
-    answers = {}
+def race_warm(benchmark, photos, labels, rounds, title):
+    """Print the images per second and the correct predictions of each engine."""
+    predictions = {}
 
-    def answer(name, run):
-        answers[name] = np.array(run(photos))
+    def predict(name, run):
+        predictions[name] = np.array(run(photos))
 
-    engines = work.engines()
-    times = race({name: partial(answer, name, run) for name, run in engines.items()}, rounds, takes_long=True)
+    engines = benchmark.engines()
+    times = race({name: partial(predict, name, run) for name, run in engines.items()}, rounds, takes_long=True)
     peers = [name for name in times if not name.startswith("vitrail")]
-    best = min(peers, key=lambda name: statistics.median(times[name]))
+    fastest = min(peers, key=lambda name: statistics.median(times[name]))
     print(f"\n{title}: {len(photos)} photos\n")
-    print("| engine | images/s | over the fastest peer | right | answers as timm's |\n|---|---|---|---|---|")
+    print("| engine | images/s | over the fastest peer | correct | equal to timm's |\n|---|---|---|---|---|")
     for name, seconds in times.items():
-        over = "" if name in peers else f"{ratio(seconds, times[best]):.2f}x"
-        right = f"{(answers[name] == labels).sum()} ({(answers[name] == labels).mean():.1%})"
-        same = (answers[name] == answers["timm loop"]).sum()
-        print(f"| {name} | {len(photos) / statistics.median(seconds):.1f} | {over} | {right} | {same} |", flush=True)
+        speedup = "" if name in peers else f"{ratio(seconds, times[fastest]):.2f}x"
+        correct = f"{(predictions[name] == labels).sum()} ({(predictions[name] == labels).mean():.1%})"
+        equal = (predictions[name] == predictions["timm loop"]).sum()
+        print(
+            f"| {name} | {len(photos) / statistics.median(seconds):.1f} | {speedup} | {correct} | {equal} |", flush=True
+        )
 
 
 def main():
@@ -213,31 +217,31 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--photos", type=int, default=500, help="how many of the 500 photos to answer")
-    parser.add_argument("--camera-photos", type=int, default=60, help="how many of them to enlarge")
-    chosen = parser.parse_args()
-    photos = open_data(SHARED / "imagenet-val-500").first_split.images[: chosen.photos]
+    parser.add_argument("--photos", type=int, default=500, help="number of the 500 photos to predict")
+    parser.add_argument("--camera-photos", type=int, default=60, help="number of photos to enlarge")
+    options = parser.parse_args()
+    photos = open_data(SHARED / "imagenet-val-500").first_split.images[: options.photos]
     # Folder names are ImageNet's class numbers.
     labels = np.array([int(Path(path).parent.name) for path in photos])
     torch.set_num_threads(cores())
-    print(f"torch {torch.__version__}, {cores()} threads, {chosen.rounds} rounds")
+    print(f"torch {torch.__version__}, {cores()} threads, {options.rounds} rounds")
     with tempfile.TemporaryDirectory() as folder:
-        work = Work(Path(folder))
-        proof = json.loads((OnnxEngine.prepare(work.bundle, "float32") / "proof.json").read_text())
+        benchmark = PredictionBenchmark(Path(folder))
+        proof = json.loads((OnnxEngine.prepare(benchmark.bundle, "float32") / "proof.json").read_text())
         print(f"largest logit difference of ONNX Runtime: {proof['max_logit_difference']:.1e}")
-        if "cold" in chosen.parts:
-            cold(work, photos[0], chosen.rounds)
-        if "small" in chosen.parts:
-            warm(work, photos, labels, chosen.rounds, "imagenet-val-500 as it is")
-        if "camera" in chosen.parts:
-            # Spread over the classes.
-            some = np.linspace(0, len(photos) - 1, min(chosen.camera_photos, len(photos))).astype(int)
-            place = Path(folder, "camera")
-            place.mkdir()
-            large = camera_photos([photos[index] for index in some], place)
+        if "cold" in options.parts:
+            race_cold_starts(benchmark, photos[0], options.rounds)
+        if "small" in options.parts:
+            race_warm(benchmark, photos, labels, options.rounds, "imagenet-val-500")
+        if "camera" in options.parts:
+            # Photos spread over the classes.
+            indices = np.linspace(0, len(photos) - 1, min(options.camera_photos, len(photos))).astype(int)
+            camera_folder = Path(folder, "camera")
+            camera_folder.mkdir()
+            large = camera_photos([photos[index] for index in indices], camera_folder)
             sizes = [Path(path).stat().st_size / 1e6 for path in large]
-            title = f"Enlarged to 12 megapixels, {statistics.median(sizes):.1f} MB a file"
-            warm(work, large, labels[some], chosen.rounds, title)
+            title = f"Enlarged to 12 megapixels, {statistics.median(sizes):.1f} MB per file"
+            race_warm(benchmark, large, labels[indices], options.rounds, title)
 
 
 if __name__ == "__main__":

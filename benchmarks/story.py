@@ -1,11 +1,11 @@
-"""What pre-training buys: DeiT-Ti/16, frozen and fine-tuned, beside a ViT and a ResNet from scratch, on little data.
+"""Benefit of pre-training with little data: DeiT-Ti/16, frozen and fine-tuned, and a ViT and a ResNet from scratch.
 
     .venv/bin/python benchmarks/story.py                    (about 45 minutes on two cores)
     .venv/bin/python benchmarks/story.py --counts 100
 
-Data: n images of CIFAR-10 (32 px, as many of each class), judged once on 2,000 others. Weights: DeiT-Ti/16, which
-were trained on 1.28 million photos of ImageNet. Every cell is one run of the command line, from an empty process to its
-report, with one seed; the interval is Wilson's for 2,000 images and knows nothing of other seeds.
+The training data are n images of CIFAR-10 (32 px, equally many of each class); 2,000 other images are predicted once.
+DeiT-Ti/16 was pre-trained on 1.28 million photos of ImageNet. Each row is one run of the command line with one seed,
+and the time is that of the whole process. The interval is Wilson's for 2,000 images and does not cover other seeds.
 """
 
 import argparse
@@ -25,8 +25,8 @@ FLIP = ("--set", "augment.flip=random", "holdout=0")
 
 
 def commands(bundle, data, minutes):
-    """A name for each row, and what is typed for it."""
-    allowed = ("--minutes", str(minutes), *FLIP)
+    """Return the arguments of the command of each row, by name."""
+    limits = ("--minutes", str(minutes), *FLIP)
     return {
         "DeiT-Ti/16 frozen, 224 px": ("finetune", bundle, data, "--recipe", "frozen", "--set", "holdout=0"),
         "DeiT-Ti/16 frozen, 112 px": (
@@ -40,57 +40,65 @@ def commands(bundle, data, minutes):
             "--set",
             "holdout=0",
         ),
-        "DeiT-Ti/16 fine-tuned, 224 px": ("finetune", bundle, data, *allowed),
-        "DeiT-Ti/16 fine-tuned, 112 px": ("finetune", bundle, data, "--resolution", "112", *allowed),
-        "ViT-Micro/4 from scratch": ("train", data, "--model", "ViT-Micro/4", *allowed),
-        "ResNet-Micro from scratch": ("train", data, "--model", "ResNet-Micro", *allowed),
+        "DeiT-Ti/16 fine-tuned, 224 px": ("finetune", bundle, data, *limits),
+        "DeiT-Ti/16 fine-tuned, 112 px": ("finetune", bundle, data, "--resolution", "112", *limits),
+        "ViT-Micro/4 from scratch": ("train", data, "--model", "ViT-Micro/4", *limits),
+        "ResNet-Micro from scratch": ("train", data, "--model", "ResNet-Micro", *limits),
     }
 
 
-def run(words, folder):
-    began = time.perf_counter()
+def run_command(arguments, folder):
+    """Run a training command. Return its final event, the epochs and the seconds."""
+    start = time.perf_counter()
     output = folder / "run"
-    command = [sys.executable, "-m", "vitrail", *words, "--output", str(output), "--force"]
+    command = [sys.executable, "-m", "vitrail", *arguments, "--output", str(output), "--force"]
     subprocess.run(command, check=True, capture_output=True)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     final = next(line for line in lines if line["event"] == "final")
     epochs = json.loads((output / "bundle" / "provenance.json").read_text())["epochs"]
     return final, epochs, seconds
 
 
-def subset(source, count, folder):
-    """The first images of each class, as many of each."""
+def write_subset(source, count, folder):
+    """Write the first images of each class, equally many of each, and return the path of the file."""
     with np.load(source) as arrays:
         labels = arrays["train_labels"]
         classes = len(arrays["classes"])
-        chosen = np.sort(np.concatenate([np.flatnonzero(labels == k)[: count // classes] for k in range(classes)]))
+        indices = np.sort(np.concatenate([np.flatnonzero(labels == k)[: count // classes] for k in range(classes)]))
         path = folder / f"cifar10-{count}.npz"
-        kept = {name: arrays[name] for name in ("classes", "test_images", "test_labels")}
-        np.savez(path, train_images=arrays["train_images"][chosen], train_labels=labels[chosen], **kept)
+        unchanged = {name: arrays[name] for name in ("classes", "test_images", "test_labels")}
+        np.savez(path, train_images=arrays["train_images"][indices], train_labels=labels[indices], **unchanged)
     return str(path)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="", help="only rows with these words in their names")
+    parser.add_argument("--rows", default="", help="only rows whose names contain this text")
     parser.add_argument("--counts", nargs="+", type=int, choices=MINUTES, default=list(MINUTES))
-    chosen = parser.parse_args()
-    print("| n | what | epochs | seconds | right of 2,000 | accuracy | 95 % interval |\n|---|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    options = parser.parse_args()
+    print("| n | run | epochs | seconds | correct of 2,000 | accuracy | 95 % interval |\n|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         bundle = str(folder / "deit")
         convert = [sys.executable, "-m", "vitrail", "convert", str(SHARED / "deit-ti16"), bundle, "--no-verify"]
         subprocess.run(convert, check=True, capture_output=True)
-        for count in chosen.counts:
-            data = subset(SHARED / "cifar10-12k.npz", count, folder)
-            for what, words in commands(bundle, data, MINUTES[count]).items():
-                if chosen.rows not in what:
+        for count in options.counts:
+            data = write_subset(SHARED / "cifar10-12k.npz", count, folder)
+            for name, arguments in commands(bundle, data, MINUTES[count]).items():
+                if options.rows not in name:
                     continue
-                final, epochs, seconds = run(words, folder)
+                final, epochs, seconds = run_command(arguments, folder)
                 low, high = final["accuracy_interval"]
-                right = round(final["accuracy"] * final["count"])
-                cells = (f"{count:,}", what, f"{epochs:g}", f"{seconds:.0f}", f"{right:,}", f"{final['accuracy']:.1%}")
+                correct = round(final["accuracy"] * final["count"])
+                cells = (
+                    f"{count:,}",
+                    name,
+                    f"{epochs:g}",
+                    f"{seconds:.0f}",
+                    f"{correct:,}",
+                    f"{final['accuracy']:.1%}",
+                )
                 print("| " + " | ".join((*cells, f"{low:.1%} to {high:.1%}")) + " |", flush=True)
 
 

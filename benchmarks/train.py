@@ -1,13 +1,13 @@
-"""Images per second of training, everything included: vitrail's loop beside the bare step of the same model, timm with
-DataLoader and torchvision's transforms, and transformers' Trainer, all doing the same work.
+"""Images per second of training: vitrail, the bare step of the same model, timm with DataLoader, transformers' Trainer.
 
     .venv/bin/python benchmarks/train.py                       (about 15 minutes on two cores)
     .venv/bin/python benchmarks/train.py --sizes 28 --rounds 3
 
-The work of a step: pad and crop and flip (224 px: RandomResizedCrop and flip), forward, cross-entropy with smoothing,
-backward, AdamW, a running average of the weights. Every round runs each engine once for some steps; a ratio is the
-median of the rounds' ratios. The bare step has its images ready, and no average. Ours writes a checkpoint at the end
-of every round. Memory is the peak of a process of its own and of the loader processes that it starts.
+Every engine does the same work in a step: pad, crop and flip (224 px: RandomResizedCrop and flip), forward,
+cross-entropy with label smoothing, backward, AdamW, and a running average of the weights. Each round runs every
+engine once for several steps; ratios are medians of the rounds' ratios. The bare step has its images in memory and no
+average. vitrail writes a checkpoint at the end of every round. Memory is the peak of a separate process and its
+loader processes.
 """
 
 import argparse
@@ -46,8 +46,8 @@ SIZES = {
 SMOOTHING, RATE, DECAY, AVERAGE = 0.1, 1e-3, 0.05, 0.999
 
 
-class Work:
-    """One size: the images, the configuration, and the engines that train on them."""
+class TrainingBenchmark:
+    """Random images of one size, a model, and a function of each engine that trains on them for a round."""
 
     def __init__(self, size):
         self.size = size
@@ -86,11 +86,11 @@ class Work:
             average=AVERAGE,
             augment=augment,
         )
-        eye = Preprocess(
+        preprocess = Preprocess(
             resolution=self.size, crop_fraction=1.0, mean=(0.5,) * self.channels, std=(0.5,) * self.channels
         )
         split = Split("train", self.pixels, self.labels)
-        trainer = Trainer(build(self.config), eye, split, None, recipe, Options(), Ranks())
+        trainer = Trainer(build(self.config), preprocess, split, None, recipe, Options(), Ranks())
         folder = Path(tempfile.mkdtemp())
         (folder / "checkpoints").mkdir()
 
@@ -103,13 +103,13 @@ class Work:
 
     def _dataset(self):
         v1 = load_peer("torchvision.transforms")
-        cut = (
+        crop = (
             v1.RandomCrop(self.size, padding=2)
             if self.size < 100
             else v1.RandomResizedCrop(self.size, interpolation=v1.InterpolationMode.BICUBIC)
         )
         half = (0.5,) * self.channels
-        transform = v1.Compose([cut, v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(half, half)])
+        transform = v1.Compose([crop, v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(half, half)])
         return PerSample(self.pixels if self.channels == 3 else self.pixels[..., 0], self.labels, transform)
 
     def timm(self):
@@ -184,6 +184,7 @@ class Work:
 
 
 def endless(loader):
+    """Yield the batches of a loader, epoch after epoch."""
     while True:
         yield from loader
 
@@ -191,71 +192,81 @@ def endless(loader):
 ENGINES = ("bare", "vitrail", "timm", "transformers")
 
 
-def make_engines(size, names):
-    work, made = Work(size), {}
+def warm_up_engines(size, names):
+    """Return the benchmark of a size, and a function for each engine after a first round."""
+    benchmark, engines = TrainingBenchmark(size), {}
     for name in names:
         try:
-            made[name] = getattr(work, name)()
-            made[name]()
+            engines[name] = getattr(benchmark, name)()
+            engines[name]()
         except ImportError as error:
             print(f"{name}: {error}", file=sys.stderr)
-            made.pop(name, None)
-    return work, made
+            engines.pop(name, None)
+    return benchmark, engines
 
 
 def race_all(sizes, rounds):
+    """Print the table of images per second."""
     columns = ("pixels", "model", "batch", "bare step", "vitrail", "timm + DataLoader", "transformers", "overhead")
     print("| " + " | ".join((*columns, "over timm", "over transformers")) + " |\n" + "|---" * 10 + "|")
     for size in sizes:
-        work, engines = make_engines(size, ENGINES)
+        benchmark, engines = warm_up_engines(size, ENGINES)
         times = {name: [] for name in engines}
         for _ in range(rounds):
             for name, run in engines.items():
-                began = time.perf_counter()
+                start = time.perf_counter()
                 run()
-                times[name].append(time.perf_counter() - began)
-        images = work.batch * work.steps
+                times[name].append(time.perf_counter() - start)
+        images = benchmark.batch * benchmark.steps
         speed = [f"{images / np.median(times[name]):,.0f}" if name in times else "-" for name in ENGINES]
-        over = [
+        speedups = [
             f"{ratio(times['vitrail'], times[name]):.2f}x" if name in times else "-"
             for name in ("timm", "transformers")
         ]
         overhead = 1 / ratio(times["vitrail"], times["bare"]) - 1
-        row = (size, work.config.name, work.batch, *speed, f"{overhead:.1%}", *over)
+        row = (size, benchmark.config.name, benchmark.batch, *speed, f"{overhead:.1%}", *speedups)
         print("| " + " | ".join(map(str, row)) + " |", flush=True)
 
 
-def race_memory(sizes):
+def compare_memory(sizes):
+    """Print the table of peak memory."""
     print("\nPeak memory in training, with loader processes (and of the training process alone), MiB:\n")
     print("| pixels | " + " | ".join(ENGINES[1:]) + " |\n|---|---|---|---|")
     for size in sizes:
-        row = [peak_of([sys.executable, __file__, "--peak", name, "--sizes", str(size)]) for name in ENGINES[1:]]
+        row = [
+            measure_peak_memory([sys.executable, __file__, "--peak", name, "--sizes", str(size)])
+            for name in ENGINES[1:]
+        ]
         print(f"| {size} | " + " | ".join(row) + " |", flush=True)
 
 
-def peak_of(command):
-    """The most that a process and its children held at a time, pages that they share counted once."""
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    most = 0
-    while running.poll() is None:
-        most = max(most, sum(map(resident, family(running.pid))))
+def measure_peak_memory(command):
+    """Return the peak memory of a process and its children in MiB, and in brackets the number that it prints.
+
+    Shared pages are counted once.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, sum(map(resident_kibibytes, process_tree(process.pid))))
         time.sleep(0.02)
-    words = running.stdout.read().split()
-    return f"{most // 1024} ({words[-1]})" if running.returncode == 0 and words else "-"
+    output = process.stdout.read().split()
+    return f"{peak // 1024} ({output[-1]})" if process.returncode == 0 and output else "-"
 
 
-def family(pid):
+def process_tree(pid):
+    """Yield the ids of a process and all of its descendants."""
     yield pid
     try:
         children = [task for path in Path(f"/proc/{pid}/task").glob("*/children") for task in path.read_text().split()]
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return
     for child in children:
-        yield from family(int(child))
+        yield from process_tree(int(child))
 
 
-def resident(pid):
-    """KiB of a process, each page divided by the number of processes that share it."""
+def resident_kibibytes(pid):
+    """Return the memory of a process in KiB. A shared page is divided by the number of processes that share it."""
     try:
         return int(re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)[1])
     except OSError:
@@ -267,17 +278,17 @@ def main():
     parser.add_argument("--sizes", nargs="+", type=int, choices=SIZES, default=list(SIZES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peak", choices=ENGINES, help="print the peak memory of one engine")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(2)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    if chosen.peak:
-        make_engines(chosen.sizes[0], [chosen.peak])
-        # Not getrusage: that remembers the parent's peak from before this program was loaded.
+    if options.peak:
+        warm_up_engines(options.sizes[0], [options.peak])
+        # getrusage would include the peak of the parent process before this program was loaded.
         status = Path("/proc/self/status").read_text()
         print(int(re.search(r"VmHWM:\s+(\d+)", status)[1]) // 1024)
         return
-    race_all(chosen.sizes, chosen.rounds)
-    race_memory(chosen.sizes)
+    race_all(options.sizes, options.rounds)
+    compare_memory(options.sizes)
 
 
 if __name__ == "__main__":
