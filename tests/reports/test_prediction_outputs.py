@@ -80,7 +80,7 @@ def test_holm_is_strictest_with_the_smallest():
 
 
 def test_a_spreadsheet_computes_nothing_and_loses_nothing(tmp_path):
-    with open_table(tmp_path / "a.csv", best=2) as table:
+    with open_table(tmp_path / "a.csv", top_k=2) as table:
         for name in EVIL:
             table.add(row(name, 0.75, 0.1, labels=("=1+1", "b")))
         table.add(failed("z.png"))
@@ -100,7 +100,7 @@ def test_json_lines_and_parquet_hold_the_same(tmp_path):
 
     rows = [row(name, 0.75, 0.1) for name in EVIL] + [failed("z.png")]
     for ending in ("jsonl", "parquet"):
-        with open_table(tmp_path / f"a.{ending}", best=2) as table:
+        with open_table(tmp_path / f"a.{ending}", top_k=2) as table:
             for one in rows:
                 table.add(one)
     assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == rows
@@ -113,7 +113,7 @@ def test_json_lines_and_parquet_hold_the_same(tmp_path):
 
 def write_many(path, count, sort=None, force=False):
     rows = (row(f"images/{number**7}.png", 1 / (number + 1), 0.1, 1e-9 * number) for number in range(count))
-    with open_table(path, best=3, force=force) as table:
+    with open_table(path, top_k=3, force=force) as table:
         if sort is None:
             for one in rows:
                 table.add(one)
@@ -164,7 +164,7 @@ def test_rows_are_not_kept_in_memory(tmp_path, ending, sort):
 def test_parquet_is_written_piece_by_piece(tmp_path, monkeypatch):
     from pyarrow import parquet
 
-    monkeypatch.setattr(ParquetTable, "_TOGETHER", 100)
+    monkeypatch.setattr(ParquetTable, "_BATCH_ROWS", 100)
     write_many(tmp_path / "a.parquet", 950)
     found = parquet.ParquetFile(tmp_path / "a.parquet")
     assert (found.num_row_groups, found.metadata.num_rows) == (10, 950)
@@ -181,7 +181,7 @@ def test_a_million_rows_take_as_much_memory_as_a_hundred_thousand(tmp_path, endi
         "labels = ['a', 'b', 'c']\n"
         "rows = ({'file': f'images/{n:07}.png', 'predictions': [{'label': l, 'score': (n * 7919 % 100003) / 100003}"
         " for l in labels]} for n in range(count))\n"
-        "with open_table(path, best=3) as table:\n"
+        "with open_table(path, top_k=3) as table:\n"
         "    if sort:\n"
         "        with sort_rows(rows, sort, path.parent) as ordered:\n"
         "            for row in ordered: table.add(row)\n"
@@ -365,7 +365,7 @@ def test_labels_that_are_likely_wrong_are_found():
 def test_changed_labels_of_fashion_mnist_are_found():
     """As docs/evaluate.md states."""
     try:
-        found = evaluate_split(ENGINES["torch"].open("fashion"), "fashion-mnist", "test").answers
+        found = evaluate_split(ENGINES["torch"].open("fashion"), "fashion-mnist", "test").predictions
     except UsageError as missing:
         pytest.skip(str(missing))
     for share, recall, precision in ((0.05, 0.86, 0.80), (0.01, 0.84, 0.43)):

@@ -1,7 +1,8 @@
-"""How many tokens a model may merge in which layer: a search on images, which need no labels.
+"""Search for the number of tokens that each layer of a model can merge. It needs images but no labels.
 
-What counts are the model's own answers without merging. The search is greedy: it merges more where the probabilities
-move least for the multiply-accumulates that it saves, as long as the share of changed answers is within a tolerance.
+The model without merging is the reference. The search is greedy: in each step, it merges more tokens in the layer where
+the probabilities change least relative to the saved multiply-accumulates, as long as the share of changed predictions
+is within a tolerance.
 """
 
 import contextlib
@@ -35,42 +36,42 @@ from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.surgery import share_weights
 
 _BATCH = 16
-_STEPS = 12  # to merge all patches
-_FAST = 8  # attention with a multiple of so many tokens is up to a fifth faster on CPUs with AVX2
-_MATCH = 0.1  # of a layer's time: what a match takes besides its product (ONNX Runtime; with torch, half of that)
+_STEPS = 12  # number of steps in which all patches would be merged
+_FAST_MULTIPLE = 8  # attention over a multiple of 8 tokens is up to 20 % faster on CPUs with AVX2
+_MATCHING_SHARE = 0.1  # of a layer's time, for matching tokens besides its product (ONNX Runtime; torch: half of that)
 
 
 class MergeCost(NamedTuple):
-    """What a setting of `merge` saves, and what it changes."""
+    """Multiply-accumulates and changed predictions of a setting `merge`."""
 
     merge: tuple[int, ...]
     macs: int
     """Multiply-accumulates for one image."""
     changed: int
-    """Images with another answer than without merging."""
+    """Number of images with another prediction than without merging."""
     count: int
     """Number of images."""
     distance: float
-    """How far the probabilities move, mean over images: half of the sum over classes, from 0 to 1."""
+    """Mean distance of the probabilities from those without merging: half of the sum over classes, from 0 to 1."""
 
     @property
     def share(self) -> float:
-        """Share of changed answers."""
+        """Share of images with a changed prediction."""
         return self.changed / self.count
 
     def to_json(self) -> dict[str, Any]:
-        """All fields in JSON types, with the share of changed answers and its 95 % interval (Wilson)."""
+        """Return all fields in JSON types, with the share of changed predictions and its 95 % interval (Wilson)."""
         interval = list(wilson_interval(self.changed, self.count))
         return {**self._asdict(), "merge": list(self.merge), "share": self.share, "interval": interval}
 
 
 def with_merge(model: AnyModel, merge: int | Sequence[int]) -> AnyModel:
-    """The model with another setting `merge`. The two share their weights."""
+    """Return a model with another setting `merge` that shares the weights of this model."""
     return share_weights(model, merge=merge)
 
 
 class MergeEvaluator:
-    """Compares a bundle's model with and without merging on images, which are preprocessed once."""
+    """Compares the predictions of a model with and without merging. The images are preprocessed once."""
 
     def __init__(self, bundle: Bundle, images: Sequence[ImageLike] | np.ndarray) -> None:
         check_can_merge(bundle.model.config)
@@ -82,16 +83,16 @@ class MergeEvaluator:
         self.count = len(self._pixels)
         self._expected = self._probabilities(self.model)
 
-    def price(self, merge: Sequence[int]) -> MergeCost:
-        """What this setting saves and changes."""
+    def measure(self, merge: Sequence[int]) -> MergeCost:
+        """Return the multiply-accumulates and the changed predictions with this setting."""
         model = with_merge(self.model, merge)
-        found = self._probabilities(model)
-        moved = (found - self._expected).abs().sum(dim=1).div(2).mean()
-        changed = int((found.argmax(1) != self._expected.argmax(1)).sum())
-        return MergeCost(tuple(merge), count_macs(model.config), changed, self.count, float(moved))
+        probabilities = self._probabilities(model)
+        distance = (probabilities - self._expected).abs().sum(dim=1).div(2).mean()
+        changed = int((probabilities.argmax(1) != self._expected.argmax(1)).sum())
+        return MergeCost(tuple(merge), count_macs(model.config), changed, self.count, float(distance))
 
-    def answers(self, merge: Sequence[int]) -> np.ndarray:
-        """The class that each image gets with this setting."""
+    def predict(self, merge: Sequence[int]) -> np.ndarray:
+        """Return the predicted class of each image with this setting (n)."""
         return self._probabilities(with_merge(self.model, merge)).argmax(dim=1).cpu().numpy()
 
     @torch.inference_mode()
@@ -99,14 +100,14 @@ class MergeEvaluator:
         weight = next(model.parameters())
         with evaluating(model):
             logits = [
-                model(self._preprocess.scale(torch.from_numpy(piece).to(weight.device)).to(weight.dtype))
-                for piece in np.array_split(self._pixels, -(-self.count // _BATCH))
+                model(self._preprocess.scale(torch.from_numpy(batch).to(weight.device)).to(weight.dtype))
+                for batch in np.array_split(self._pixels, -(-self.count // _BATCH))
             ]
         return torch.cat(logits).double().softmax(dim=1)
 
 
 def check_can_merge(config: ModelConfig) -> None:
-    """Refuse a model that cannot merge tokens."""
+    """Raise UsageError if a model with this configuration cannot merge tokens."""
     if not config.can_merge:
         raise UsageError(
             "Merging must have a ViT or hybrid with global attention, LayerNorm and positions that are added once,"
@@ -115,7 +116,7 @@ def check_can_merge(config: ModelConfig) -> None:
 
 
 def count_macs(config: ViTConfig) -> int:
-    """Multiply-accumulates of a forward pass. `config.macs` also counts what the last block spares."""
+    """Count the multiply-accumulates of a forward pass. `config.macs` also counts those that the last block skips."""
     with torch.device("meta"):
         model = build(config).eval()
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
@@ -130,109 +131,116 @@ def find_merge(
     *,
     tell: Callable[[str], None] = say_nothing,
 ) -> list[MergeCost]:
-    """The settings of `merge` that the search went through: the first merges nothing, each saves more than the one
-    before, and the last is what was found: of those tried, it saves most with a share of changed answers of at most
-    `tolerance`. `tell` is told about each."""
+    """Search for the settings `merge` with at most a share `tolerance` of changed predictions.
+
+    Returns the accepted settings in the order of the search. The first merges no tokens, each one saves more
+    multiply-accumulates than the one before, and the last is the result. `tell` is called with a line about each.
+    """
     Bounds(0, 1).check("tolerance", tolerance)
-    judge = MergeEvaluator(bundle, images)
-    config = judge.model.config
-    curve = [MergeCost((0,) * config.depth, count_macs(config), 0, judge.count, 0.0)]
-    # Each layer's next step, cheapest first; its price may be that of an earlier round.
+    evaluator = MergeEvaluator(bundle, images)
+    config = evaluator.model.config
+    curve = [MergeCost((0,) * config.depth, count_macs(config), 0, evaluator.count, 0.0)]
+    # The next step of each layer, cheapest first. Its cost may have been measured in an earlier round.
     steps = [(0.0, layer, -1, curve[0]) for layer in range(config.depth)]
     while steps:
-        _, layer, tried_at, step = heapq.heappop(steps)
-        if tried_at == len(curve) and step.share <= tolerance:
+        _, layer, measured_at, step = heapq.heappop(steps)
+        if measured_at == len(curve) and step.share <= tolerance:
             curve.append(step)
-            tell(_spoken(step, curve[0]))
-        elif tried_at == len(curve):
-            continue  # this layer merges no more
-        if (raised := _merge_more(config, curve[-1].merge, layer)) is None:
+            tell(_describe_step(step, curve[0]))
+        elif measured_at == len(curve):
+            continue  # this layer cannot merge more tokens within the tolerance
+        if (next_merge := _merge_more(config, curve[-1].merge, layer)) is None:
             continue
-        step = judge.price(raised)
-        if (saved := _saved(config, curve[-1], step, layer)) > 0:
+        step = evaluator.measure(next_merge)
+        if (saved := _count_saved_macs(config, curve[-1], step, layer)) > 0:
             heapq.heappush(steps, ((step.distance - curve[-1].distance) / saved, layer, len(curve), step))
     return curve
 
 
 def _merge_more(config: ViTConfig, counts: Sequence[int], layer: int) -> tuple[int, ...] | None:
-    """The counts with one step more in a layer, so that the sequences have fast lengths; None if the layer cannot
-    merge more."""
-    multiple = _FAST if config.patches >= _FAST * _STEPS else 1
-    least = max(config.patches // _STEPS, 1)
-    tokens, found = config.tokens, []
-    for number, count in enumerate(counts):
-        after = tokens - count
-        if number == layer:
-            after = (after - least) // multiple * multiple
-            if tokens - after > (tokens - config.prefix) // 2:
+    """Return the numbers of merged tokens per layer with one step more in a layer.
+
+    The numbers are rounded so that sequences have fast lengths. None if the layer cannot merge more tokens.
+    """
+    multiple = _FAST_MULTIPLE if config.patches >= _FAST_MULTIPLE * _STEPS else 1
+    min_step = max(config.patches // _STEPS, 1)
+    tokens, new_counts = config.tokens, []
+    for index, count in enumerate(counts):
+        tokens_after = tokens - count
+        if index == layer:
+            tokens_after = (tokens_after - min_step) // multiple * multiple
+            if tokens - tokens_after > (tokens - config.prefix) // 2:
                 return None
         elif count:
-            after = min(-(-after // multiple) * multiple, tokens)
-        found.append(tokens - after)
-        tokens = after
-    return tuple(found)
+            tokens_after = min(-(-tokens_after // multiple) * multiple, tokens)
+        new_counts.append(tokens - tokens_after)
+        tokens = tokens_after
+    return tuple(new_counts)
 
 
-def _saved(config: ViTConfig, before: MergeCost, after: MergeCost, layer: int) -> float:
-    """Multiply-accumulates saved, less the time of a match where there was none before."""
-    matches = _MATCH * config.macs / config.depth if not before.merge[layer] else 0
-    return before.macs - after.macs - matches
+def _count_saved_macs(config: ViTConfig, before: MergeCost, after: MergeCost, layer: int) -> float:
+    """Return the saved multiply-accumulates, minus the cost of matching tokens if the layer did not merge before."""
+    matching = _MATCHING_SHARE * config.macs / config.depth if not before.merge[layer] else 0
+    return before.macs - after.macs - matching
 
 
-def _spoken(step: MergeCost, plain: MergeCost) -> str:
+def _describe_step(step: MergeCost, unmerged: MergeCost) -> str:
+    """Return a line about a step of the search, relative to the model without merging."""
     low, high = wilson_interval(step.changed, step.count)
     return (
-        f"merge {list(step.merge)}: {plain.macs / step.macs:.2f}x fewer multiply-accumulates, {step.changed} of"
-        f" {step.count} answers changed ({step.share:.1%}, interval {low:.1%} to {high:.1%})"
+        f"merge {list(step.merge)}: {unmerged.macs / step.macs:.2f}x fewer multiply-accumulates, {step.changed} of"
+        f" {step.count} predictions changed ({step.share:.1%}, interval {low:.1%} to {high:.1%})"
     )
 
 
-_IMAGES = 500  # of DATA, at most: the search runs the model on each of them some forty times
+_MAX_IMAGES = 500  # of DATA: the search runs the model about forty times on each image
 
 
 @contextlib.contextmanager
 def merged_bundle(
     path: str, merge: str, data: AnyData | None, tolerance: float, *, split: str | None = None
 ) -> Generator[tuple[str, dict[str, Any]]]:
-    """A copy of a bundle that merges tokens, for as long as the context lasts, and what merging saves and changes.
+    """Yield the path of a temporary copy of a bundle that merges tokens, and a report of the cost of merging.
 
-    `merge` is auto, a number for every layer, or one for each, separated by commas. For auto, DATA must be given;
-    otherwise the changed answers are counted where it is.
+    `merge` is auto, a number for all layers, or a number for each layer, separated by commas. auto needs `data` to
+    search on. Otherwise, with `data`, the changed predictions are counted. The copy is deleted at the end of the
+    context.
     """
-    counts, images = None if merge == "auto" else _parse(merge), None
+    counts, images = None if merge == "auto" else _parse_merge(merge), None
     bundle = load(path)
     check_can_merge(bundle.model.config)
     if data is not None:
         dataset = open_images(data)
         for note in dataset.notes:
             say(f"note: {note}")
-        images = dataset.for_evaluation(split).sample_evenly(_IMAGES).images
-    about: dict[str, Any] = {"bundle": fingerprint(check_folder(path)), "data": data}
+        images = dataset.for_evaluation(split).sample_evenly(_MAX_IMAGES).images
+    report: dict[str, Any] = {"bundle": fingerprint(check_folder(path)), "data": data}
     if counts is None:
         if images is None:
             raise UsageError("Merge auto must have images to search on, got none. Give --data DATA.")
-        say(f"searching what to merge on {len(images):,} images")
+        say(f"searching the numbers of merged tokens on {len(images):,} images")
         curve = find_merge(bundle, images, tolerance, tell=say)
         counts = curve[-1].merge
-        about |= {"tolerance": tolerance, "curve": [price.to_json() for price in curve]}
+        report |= {"tolerance": tolerance, "curve": [cost.to_json() for cost in curve]}
         if not any(counts):
             raise UsageError(
-                f"Tolerance must be one that some merging meets, got {tolerance:g}: every step that was tried changes"
-                f" more of the {len(images):,} answers."
+                f"Tolerance must be large enough for a first step, got {tolerance:g}: merging any tokens changes more"
+                f" of the {len(images):,} predictions."
             )
     model = with_merge(bundle.model, counts[0] if len(counts) == 1 else counts)
-    if images is not None and "curve" not in about:
-        about["curve"] = [MergeEvaluator(bundle, images).price(model.config.merge).to_json()]
+    if images is not None and "curve" not in report:
+        report["curve"] = [MergeEvaluator(bundle, images).measure(model.config.merge).to_json()]
     lengths = (model.config.tokens, *model.config.layer_tokens)
-    about["merge"] = [before - after for before, after in itertools.pairwise(lengths)]
-    with tempfile.TemporaryDirectory(prefix="vitrail-") as aside:
-        folder = Path(aside, "bundle")
-        save(dataclasses.replace(bundle, model=model, provenance={**bundle.provenance, "merge": about}), folder)
-        yield str(folder), about
+    report["merge"] = [before - after for before, after in itertools.pairwise(lengths)]
+    with tempfile.TemporaryDirectory(prefix="vitrail-") as scratch:
+        folder = Path(scratch, "bundle")
+        save(dataclasses.replace(bundle, model=model, provenance={**bundle.provenance, "merge": report}), folder)
+        yield str(folder), report
 
 
-def _parse(text: str) -> tuple[int, ...]:
+def _parse_merge(text: str) -> tuple[int, ...]:
+    """Convert the flag --merge to the number of merged tokens of all layers or of each layer."""
     parts = text.split(",")
     if not all(part.strip().isascii() and part.strip().isdecimal() and len(part) < 10 for part in parts):
-        raise UsageError(f"Merge must be auto, a number, or one for each layer such as 0,0,16,0, got {text!r}.")
+        raise UsageError(f"Merge must be auto, a number, or a number for each layer such as 0,0,16,0, got {text!r}.")
     return tuple(int(part) for part in parts)

@@ -1,4 +1,4 @@
-"""`vitrail evaluate`: scores of a bundle's own predictions, or of a classifier on its features."""
+"""Protocols of `vitrail evaluate`: scores of a bundle's own predictions, or of a classifier on its features."""
 
 import dataclasses
 import itertools
@@ -26,11 +26,11 @@ from vitrail.evaluation.feature_classifiers import (
     NEIGHBOURS,
     SHOTS,
     TEMPERATURE,
+    fit_probe,
     fit_ridge,
     neighbour_votes,
     sample_shots,
 )
-from vitrail.evaluation.feature_classifiers import fit_probe as learn_probe
 from vitrail.evaluation.features import FeatureStore, pooling_name
 from vitrail.evaluation.labels import match_labels, note_match
 from vitrail.evaluation.metrics import mean_interval, score_classes, score_labels
@@ -53,9 +53,9 @@ from vitrail.inference.select import choose_engine
 Protocol = Literal["classify", "knn", "probe", "fewshot"]
 
 _BATCH = 64
-_HOLDOUT = 0.1  # of data without splits, as training holds out by default
-_HELD_OUT_NAMES = (None, "val", "validation", HELD_OUT)  # what --split may be for data without splits
-_READING = ("layer", "seed", "cache")
+_HOLDOUT = 0.1  # share of data without splits that training holds out by default
+_HELD_OUT_NAMES = (None, "val", "validation", HELD_OUT)  # values of --split for data without splits
+_FEATURE_SETTINGS = ("layer", "seed", "cache")  # of `read_examples`, for all protocols on features
 _SETTINGS: dict[Protocol, tuple[str, ...]] = {
     "classify": (),
     "knn": ("neighbours", "temperature"),
@@ -76,82 +76,81 @@ def evaluate(
     outputs: "PredictionWriter | None" = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """All scores of a bundle on data under a protocol, as `evaluate --json` prints them.
+    """Return all scores of a bundle on data under a protocol, as `evaluate --json` prints them.
 
-    `request` is how to run the model under the protocol classify, and `outputs` takes its predictions. `settings` are
-    those of `read_examples` (layer, seed, cache) and of the protocol's own function; None stands for the default, and a
-    setting that the protocol does not have is refused.
+    For the protocol classify, `request` selects the engine, and `outputs` writes the predictions. `settings` are those
+    of `read_examples` (layer, seed, cache) and of the function of the protocol. None is the default. Raises UsageError
+    for a setting that the protocol does not have.
     """
-    given = check_settings(protocol, settings)
-    own = _SETTINGS[protocol]
+    settings = check_settings(protocol, settings)
     if protocol == "classify":
         engine = open_engine(bundle, data, split, request, device)
         if outputs is not None:
             outputs.check(engine.info)
-        answered = evaluate_split(engine, data, split, workers=workers)
-        scores = answered.scores()
+        evaluation = evaluate_split(engine, data, split, workers=workers)
+        scores = evaluation.scores()
         if outputs is not None:
             model = engine.info.config.name if isinstance(bundle, Bundle) else str(bundle)
-            outputs.write(answered, scores, model=model, preprocess=engine.info.preprocess, workers=workers)
+            outputs.write(evaluation, scores, model=model, preprocess=engine.info.preprocess, workers=workers)
         return scores
     if request != DEFAULT_REQUEST:
         raise UsageError(f"Engine and precision must come with protocol classify, got {protocol}.")
-    reading = {name: given[name] for name in _READING if name in given}
-    examples = read_examples(bundle, data, split, workers=workers, device=device, **reading)
-    judge = {"knn": knn, "probe": probe, "fewshot": fewshot}[protocol]
-    return judge(examples, **{name: given[name] for name in own if name in given})
+    feature_settings = {name: settings[name] for name in _FEATURE_SETTINGS if name in settings}
+    examples = read_examples(bundle, data, split, workers=workers, device=device, **feature_settings)
+    score = {"knn": knn, "probe": probe, "fewshot": fewshot}[protocol]
+    return score(examples, **{name: settings[name] for name in _SETTINGS[protocol] if name in settings})
 
 
 def check_settings(protocol: Protocol, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are given, not None; one that the protocol does not have is refused."""
+    """Return the settings that are not None. Raises UsageError for a setting that the protocol does not have."""
     if protocol not in [*_SETTINGS]:
-        near = did_you_mean(str(protocol), [*_SETTINGS])
-        raise UsageError(f"Protocol must be one of {', '.join(_SETTINGS)}, got {protocol!r}.{near}")
-    given = {name: value for name, value in settings.items() if value is not None}
-    for name in given:
-        if name not in _SETTINGS[protocol] and (protocol == "classify" or name not in _READING):
-            fitting = [word for word, names in _SETTINGS.items() if name in names] or [*_SETTINGS][1:]
-            raise UsageError(f"{sentence_case(name)} must come with protocol {' or '.join(fitting)}, got {protocol}.")
-    return given
+        suggestion = did_you_mean(str(protocol), [*_SETTINGS])
+        raise UsageError(f"Protocol must be one of {', '.join(_SETTINGS)}, got {protocol!r}.{suggestion}")
+    settings = {name: value for name, value in settings.items() if value is not None}
+    for name in settings:
+        if name not in _SETTINGS[protocol] and (protocol == "classify" or name not in _FEATURE_SETTINGS):
+            protocols = [key for key, names in _SETTINGS.items() if name in names] or [*_SETTINGS][1:]
+            raise UsageError(f"{sentence_case(name)} must come with protocol {' or '.join(protocols)}, got {protocol}.")
+    return settings
 
 
 class SplitEvaluation(NamedTuple):
     """A bundle's own predictions on a split."""
 
     dataset: Dataset
-    chosen: EvaluationSplit
+    evaluation_split: EvaluationSplit
     """The images, with the data's classes."""
-    place: np.ndarray
-    """The model's class of each class of the data."""
+    class_indices: np.ndarray
+    """The model's class for each class of the data."""
     names: tuple[str, ...]
     """Names of the model's classes."""
-    answers: SplitPredictions
-    """Predictions of the images, with the model's classes."""
+    predictions: SplitPredictions
+    """Predictions for the images, with the model's classes."""
     about: dict[str, Any]
     """Description of the data and of how classes were matched, as JSON."""
     thresholds: tuple[float, ...] | None = None
-    """Of a bundle that answers with several labels."""
+    """Thresholds of the labels, if the bundle predicts several labels."""
 
     @property
     def split(self) -> Split:
         """The images, with the data's classes."""
-        return self.chosen.split
+        return self.evaluation_split.split
 
     def scores(self) -> dict[str, Any]:
-        """All scores, as `evaluate --json` prints them."""
+        """Return all scores, as `evaluate --json` prints them."""
+        probabilities, labels = self.predictions.probabilities, self.predictions.labels
         if self.thresholds is not None:
-            found = score_labels(self.answers.probabilities, self.answers.labels, self.names, self.thresholds)
-            return {**self.about, **found}
-        return {**self.about, **score_classes(self.answers.probabilities, self.answers.labels, self.names)}
+            return {**self.about, **score_labels(probabilities, labels, self.names, self.thresholds)}
+        return {**self.about, **score_classes(probabilities, labels, self.names)}
 
 
 def open_engine(
     bundle: Bundle | str | Path, data: AnyData, split: str | None, request: EngineRequest, device: str | None
 ) -> Engine:
-    """The engine for a bundle and a split, as requested."""
+    """Open a bundle with the requested engine. `auto` compares engines on images of the split."""
 
-    def choose_images(parts: BundleInfo) -> Sequence[ImageLike] | np.ndarray:
-        return choose_split(open_data(data), split, parts.provenance).split.images
+    def choose_images(info: BundleInfo) -> Sequence[ImageLike] | np.ndarray:
+        return choose_split(open_data(data), split, info.provenance).split.images
 
     workload = Workload(_BATCH, 1, cores())
     choice = choose_engine(request, bundle, workload=workload, choose_images=choose_images, device=device)
@@ -159,7 +158,7 @@ def open_engine(
 
 
 class PredictionWriter(typing.Protocol):
-    """What is made of the predictions of protocol classify besides the scores: files, pages, comparisons."""
+    """Interface of the additional outputs of protocol classify: files, pages and comparisons of predictions."""
 
     def check(self, info: BundleInfo) -> None:
         """Raise UsageError for a bundle whose predictions cannot be written. Called before the evaluation."""
@@ -175,64 +174,65 @@ class PredictionWriter(typing.Protocol):
 def evaluate_split(
     engine: Engine, data: AnyData, split: str | EvaluationSplit | None, *, workers: int = 2
 ) -> SplitEvaluation:
-    """The bundle's own predictions of each image of a split, once."""
-    parts = engine.info
-    parts.check_classifies()
+    """Predict each image of a split once with a bundle's own head.
+
+    `split` is a name, None for the default, or already chosen. Raises CorruptFileError if probabilities are not finite.
+    """
+    info = engine.info
+    info.check_classifies()
     dataset = open_data(data)
-    judged = split if isinstance(split, EvaluationSplit) else choose_split(dataset, split, parts.provenance)
-    own = judged.split
-    classes = parts.config.classes
-    place, how = match_labels(parts.labels, classes, dataset.labels)
-    thresholds = parts.answer.thresholds if isinstance(parts.answer, MultiLabel) else None
+    chosen = split if isinstance(split, EvaluationSplit) else choose_split(dataset, split, info.provenance)
+    classes = info.config.classes
+    class_indices, matching = match_labels(info.labels, classes, dataset.labels)
+    thresholds = info.answer.thresholds if isinstance(info.answer, MultiLabel) else None
     if thresholds is None:
-        dataset.check_one_label("A bundle that answers with one class")
-    labels = map_labels(own.labels, place, classes, several=thresholds is not None)
-    chosen = dataclasses.replace(own, labels=labels)
-    names = parts.labels or tuple(map(str, range(classes)))
-    notes = [*dataset.notes, *judged.notes, *note_match(parts.labels, classes, dataset.labels)]
-    loader = Loader(chosen, parts.preprocess, batch=_BATCH, shuffle=False, workers=workers)
+        dataset.check_one_label("A bundle that predicts one class")
+    labels = map_labels(chosen.split.labels, class_indices, classes, several=thresholds is not None)
+    images = dataclasses.replace(chosen.split, labels=labels)
+    names = info.labels or tuple(map(str, range(classes)))
+    notes = [*dataset.notes, *chosen.notes, *note_match(info.labels, classes, dataset.labels)]
+    loader = Loader(images, info.preprocess, batch=_BATCH, shuffle=False, workers=workers)
     with engine.running(None) as run:
         count = itertools.count(0, _BATCH)
 
-        def compute(pixels: Tensor) -> Tensor:
+        def compute_logits(pixels: Tensor) -> Tensor:
             first = next(count)
-            names = f"{chosen.image_name(first)!r} to {chosen.image_name(first + len(pixels) - 1)!r}"
+            names = f"{images.image_name(first)!r} to {images.image_name(first + len(pixels) - 1)!r}"
             with watch_step(lambda: f"computing {names} with engine {engine.name}"):
                 return torch.from_numpy(run(pixels.numpy()).logits)
 
-        answers = collect_predictions(
-            compute,
-            loader,
-            classes,
-            parts.answer.probabilities,
-            meter=Meter(len(chosen), "images"),
-        )
-    if not np.isfinite(answers.probabilities).all():
+        meter = Meter(len(images), "images")
+        predictions = collect_predictions(compute_logits, loader, classes, info.answer.probabilities, meter=meter)
+    if not np.isfinite(predictions.probabilities).all():
         raise CorruptFileError(OVERFLOWS)
-    about = {"protocol": "classify", "data": dataset.name, **judged.about, "labels_matched": how, "notes": notes}
-    return SplitEvaluation(dataset, judged, place, names, answers, about, thresholds)
+    about = {"protocol": "classify", "data": dataset.name, **chosen.about, "labels_matched": matching, "notes": notes}
+    return SplitEvaluation(dataset, chosen, class_indices, names, predictions, about, thresholds)
 
 
-def map_labels(labels: np.ndarray, place: np.ndarray, classes: int, *, several: bool) -> np.ndarray:
-    """The data's labels as the bundle numbers them; one class for each image is a single label, if it has several."""
+def map_labels(labels: np.ndarray, class_indices: np.ndarray, classes: int, *, several: bool) -> np.ndarray:
+    """Convert the data's labels to the bundle's classes.
+
+    `class_indices` has the bundle's class for each class of the data. If the bundle predicts `several` labels, the
+    result is (n, classes); data with one class per image then have a single label per image.
+    """
     if not several:
-        return place[labels]
+        return class_indices[labels]
     table = np.zeros((len(labels), classes), np.uint8)
     if labels.ndim == 2:
-        table[:, place] = labels
+        table[:, class_indices] = labels
     else:
-        table[np.arange(len(labels)), place[labels]] = 1
+        table[np.arange(len(labels)), class_indices[labels]] = 1
     return table
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureExamples:
-    """Features and classes of training images and of test images."""
+    """Features and classes of training images and test images."""
 
     features: np.ndarray
     labels: np.ndarray
-    asked: np.ndarray
-    truth: np.ndarray
+    test_features: np.ndarray
+    test_labels: np.ndarray
     names: tuple[str, ...]
     about: dict[str, Any]
     """Description of the data and features, as JSON."""
@@ -254,18 +254,18 @@ def read_examples(
     workers: int = 2,
     device: str | None = None,
 ) -> FeatureExamples:
-    """Features of the training images (`train`) and of the test images (`test`, otherwise `val`).
+    """Compute the features of the training images (`train`) and of the test images (`test`, otherwise `val`).
 
-    If DATA has no splits, the test images are those that the bundle's training held out; of other data, or with a
-    `seed`, those that training with this seed (0) would hold out.
+    For data without splits, the test images are those that the bundle's training held out. If the bundle was trained on
+    other data, or with a `seed`, they are the images that training with this seed (default: 0) would hold out.
     """
     loaded = open_to_compute(bundle, device=device)
     store = FeatureStore(loaded, bundle, layer=layer, folder=cache, workers=workers)
     dataset = open_data(data)
-    dataset.check_one_label("Judging features")
-    training, chosen = _divide_for(loaded.provenance, dataset, split, seed)
-    judged = chosen.split
-    features, asked = store.of(training), store.of(judged)
+    dataset.check_one_label("Evaluating features")
+    training, chosen = _divide_for_bundle(loaded.provenance, dataset, split, seed)
+    test = chosen.split
+    features, test_features = store.of(training), store.of(test)
     about = {
         "data": dataset.name,
         **chosen.about,
@@ -276,70 +276,80 @@ def read_examples(
         "cached": store.hits == 2,
         "notes": [*dataset.notes, *chosen.notes, *store.notes],
     }
-    return FeatureExamples(features, training.labels, asked, judged.labels, dataset.labels, about)
+    return FeatureExamples(features, training.labels, test_features, test.labels, dataset.labels, about)
 
 
-def _divide_for(
+def _divide_for_bundle(
     provenance: dict[str, Any], dataset: Dataset, split: str | None, seed: int | None
 ) -> tuple[Split, EvaluationSplit]:
-    """`divide` for a bundle: data without splits is divided as its training divided it, unless there is a seed."""
-    training, judged = choose_train_and_test(dataset, split, 0 if seed is None else seed)
-    if judged.name != HELD_OUT or not was_trained_on(dataset, provenance):
-        return training, EvaluationSplit(judged)
-    parts = training_and_held_out(dataset, provenance)
-    if parts is not None and seed is None:
-        return parts[0], EvaluationSplit(parts[1], notes=(note_on_held_out(parts[1]),))
-    trained_on = parts is None or not have_same_images(parts[1], judged)
-    return training, EvaluationSplit(judged, trained_on, (note_on_training_images(),) if trained_on else ())
+    """Return training and test images for the features of a bundle with this provenance.
+
+    Without a seed, data without splits is divided in the same way as in the bundle's training.
+    """
+    training, test = choose_train_and_test(dataset, split, 0 if seed is None else seed)
+    if test.name != HELD_OUT or not was_trained_on(dataset, provenance):
+        return training, EvaluationSplit(test)
+    divided = training_and_held_out(dataset, provenance)
+    if divided is not None and seed is None:
+        return divided[0], EvaluationSplit(divided[1], notes=(note_on_held_out(divided[1]),))
+    trained_on = divided is None or not have_same_images(divided[1], test)
+    return training, EvaluationSplit(test, trained_on, (note_on_training_images(),) if trained_on else ())
 
 
 def choose_train_and_test(dataset: Dataset, split: str | None, seed: int) -> tuple[Split, Split]:
-    """Training images and test images, which never overlap."""
+    """Return training images and test images, which never overlap. Raises UsageError if there are none."""
     seed = check_integer("seed", seed, low=0, high=2**63 - 1)
     if dataset.splits.keys() <= {"all", "train"}:
         if split not in _HELD_OUT_NAMES:
             raise UsageError(
                 f"Split must be val, a held-out share, for data without splits, got {split!r} for {dataset.name!r}."
             )
-        training, judged = dataset.for_training(holdout=_HOLDOUT, seed=seed)
-        if judged is None:
+        training, test = dataset.for_training(holdout=_HOLDOUT, seed=seed)
+        if test is None:
             raise UsageError(f"Data must have a class of at least 2 images, got none in {dataset.name!r}.")
-        return training, judged
+        return training, test
     training, _ = dataset.for_training(holdout=0, seed=seed)
-    judged = dataset.for_evaluation(split)
-    if judged.name == training.name:
-        raise UsageError(f"Split must not be {judged.name}, which is trained on. Use test or val.")
-    return training, judged
+    test = dataset.for_evaluation(split)
+    if test.name == training.name:
+        raise UsageError(f"Split must not be {test.name}, which is trained on. Use test or val.")
+    return training, test
 
 
 def knn(
     examples: FeatureExamples, *, neighbours: int | None = None, temperature: float = TEMPERATURE
 ) -> dict[str, Any]:
-    """All scores of a vote of the nearest training images, by default 20 or all if there are fewer."""
-    e = examples
-    neighbours = min(NEIGHBOURS, len(e.features)) if neighbours is None else neighbours
-    neighbours = check_integer("neighbours", neighbours, low=1, high=len(e.features))
+    """Return all scores of a vote of the nearest training images: 20 by default, or all if there are fewer."""
+    count = len(examples.features)
+    neighbours = min(NEIGHBOURS, count) if neighbours is None else neighbours
+    neighbours = check_integer("neighbours", neighbours, low=1, high=count)
     shares = neighbour_votes(
-        e.features, e.labels, e.asked, classes=e.classes, neighbours=neighbours, temperature=temperature
+        examples.features,
+        examples.labels,
+        examples.test_features,
+        classes=examples.classes,
+        neighbours=neighbours,
+        temperature=temperature,
     )
     return {
         "protocol": "knn",
-        **e.about,
+        **examples.about,
         "neighbours": neighbours,
         "temperature": temperature,
-        **score_classes(shares, e.truth, e.names),
+        **score_classes(shares, examples.test_labels, examples.names),
     }
 
 
 def probe(examples: FeatureExamples, *, penalty: float | None = None, seed: int = 0) -> dict[str, Any]:
-    """All scores of a logistic regression on the features."""
-    e = examples
-    found, penalty = learn_probe(e.features, e.labels, classes=e.classes, penalty=penalty, seed=seed)
+    """Return all scores of a logistic regression on the features."""
+    classifier, penalty = fit_probe(
+        examples.features, examples.labels, classes=examples.classes, penalty=penalty, seed=seed
+    )
+    probabilities = classifier.probabilities(examples.test_features)
     return {
         "protocol": "probe",
-        **e.about,
+        **examples.about,
         "penalty": penalty,
-        **score_classes(found.probabilities(e.asked), e.truth, e.names),
+        **score_classes(probabilities, examples.test_labels, examples.names),
     }
 
 
@@ -351,50 +361,57 @@ def fewshot(
     seed: int = 0,
     penalty: float | None = None,
 ) -> dict[str, Any]:
-    """The paper's few-shot protocol: least squares from a few images of each class, finally from all.
+    """Return the scores of the paper's few-shot protocol: least squares from a few images of each class, then from all.
 
-    `shots` has a row for each number of images per class: the mean accuracy over `seeds` random choices and its 95 %
-    interval (Student's, over the choices). The other scores are those of the last row, with all images.
+    In the result, "shots" has a row for each number of images per class, with the mean accuracy over `seeds` random
+    choices of images and its 95 % interval (Student's, over the choices). The other scores are those with all images.
     """
-    e = examples
     seeds = check_integer("seeds", seeds, low=1, high=1000)
-    counts = np.bincount(e.labels, minlength=e.classes)
-    notes = list(e.about["notes"])
-    given = {
+    counts = np.bincount(examples.labels, minlength=examples.classes)
+    notes = list(examples.about["notes"])
+    shot_counts = {
         check_integer("shots", number, low=1, high=int(counts.max())) for number in (() if shots is None else shots)
     }
     rows = []
-    for number in sorted(given or set(SHOTS)):
+    for number in sorted(shot_counts or set(SHOTS)):
         if number > counts.max():
             notes.append(f"{number} shots are left out: no class has more than {counts.max():,} training images")
             continue
-        if short := [name for name, count in zip(e.names, counts, strict=True) if count < number]:
-            listed = ", ".join(short[:5]) + (", ..." if len(short) > 5 else "")
-            notes.append(f"{number} shots: {len(short)} of {e.classes} classes have fewer, all were taken ({listed})")
-        rows.append({"shots": number, **_few(e, number, range(seed, seed + seeds), penalty), "fewer": short})
-    found, penalty = fit_ridge(e.features, e.labels, classes=e.classes, penalty=penalty)
-    final = score_classes(found(e.asked), e.truth, e.names, calibrated=False)
+        if smaller := [name for name, count in zip(examples.names, counts, strict=True) if count < number]:
+            names = ", ".join(smaller[:5]) + (", ..." if len(smaller) > 5 else "")
+            notes.append(
+                f"{number} shots: {len(smaller)} of {examples.classes} classes have fewer images, all of which are used"
+                f" ({names})"
+            )
+        row = _score_shots(examples, number, range(seed, seed + seeds), penalty)
+        rows.append({"shots": number, **row, "fewer": smaller})
+    classifier, penalty = fit_ridge(examples.features, examples.labels, classes=examples.classes, penalty=penalty)
+    scores = classifier(examples.test_features)
     return {
         "protocol": "fewshot",
-        **e.about,
+        **examples.about,
         "notes": notes,
         "seeds": seeds,
         "shots": rows,
         "penalty": penalty,
-        **final,
+        **score_classes(scores, examples.test_labels, examples.names, calibrated=False),
     }
 
 
-def _few(e: FeatureExamples, shots: int, seeds: Sequence[int], penalty: float | None) -> dict[str, Any]:
+def _score_shots(examples: FeatureExamples, shots: int, seeds: Sequence[int], penalty: float | None) -> dict[str, Any]:
+    """Return accuracies of the few-shot classifier with `shots` images per class, one for each seed, as JSON."""
     accuracies, penalties = [], []
     for seed in seeds:
-        drawn = sample_shots(e.labels, shots, seed)
-        found, chosen = fit_ridge(e.features[drawn], e.labels[drawn], classes=e.classes, penalty=penalty)
-        accuracies.append(float((found(e.asked).argmax(axis=1) == e.truth).mean()))
-        penalties.append(chosen)
+        sample = sample_shots(examples.labels, shots, seed)
+        classifier, chosen_penalty = fit_ridge(
+            examples.features[sample], examples.labels[sample], classes=examples.classes, penalty=penalty
+        )
+        predicted = classifier(examples.test_features).argmax(axis=1)
+        accuracies.append(float((predicted == examples.test_labels).mean()))
+        penalties.append(chosen_penalty)
     interval = mean_interval(accuracies)
     return {
-        "train_count": len(drawn),
+        "train_count": len(sample),
         "accuracy": float(np.mean(accuracies)),
         "accuracy_interval": None if interval is None else [max(interval[0], 0.0), min(interval[1], 1.0)],
         "accuracies": accuracies,

@@ -1,4 +1,4 @@
-"""A model's predictions for all images of a split, each exactly once."""
+"""Predictions of a model for all images of a split, each image exactly once."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,22 +14,22 @@ from vitrail.models.device import evaluating
 
 
 class SplitPredictions(NamedTuple):
-    """Probabilities (n, classes) for the images with these indices, and the true classes or labels."""
+    """Probabilities (n, classes) of the images with these indices (n), and their true classes or labels."""
 
     indices: np.ndarray
     labels: np.ndarray
     probabilities: np.ndarray
 
     @staticmethod
-    def join(parts_of_all: "list[SplitPredictions]") -> "SplitPredictions":
-        """The predictions of all ranks, in the order of the images."""
-        everything = [np.concatenate(parts) for parts in zip(*parts_of_all, strict=True)]
-        order = np.argsort(everything[0], kind="stable")
-        return SplitPredictions(*(part[order] for part in everything))
+    def join(rank_predictions: "list[SplitPredictions]") -> "SplitPredictions":
+        """Join the predictions of all ranks, in the order of the images."""
+        arrays = [np.concatenate(rank_arrays) for rank_arrays in zip(*rank_predictions, strict=True)]
+        order = np.argsort(arrays[0], kind="stable")
+        return SplitPredictions(*(array[order] for array in arrays))
 
 
 Forward = Callable[[Tensor], Tensor]
-"""From cropped images, uint8 (B, H, W, C), to logits."""
+"""A function from cropped images, uint8 (B, H, W, C), to logits (B, K)."""
 
 
 @torch.inference_mode()
@@ -40,8 +40,10 @@ def predict_split(
     *,
     meter: Callable[[int], None] | None = None,
 ) -> SplitPredictions:
-    """The model's predictions for this rank's part of the loader's images; damaged ones are left out. `probabilities`
-    makes them of logits; `meter` is told how many images are done."""
+    """Return the model's predictions for the loader's images, or for the part of them that this rank computes.
+
+    Corrupt images are left out. `probabilities` converts logits. `meter` is called with the number of processed images.
+    """
     weight = next(model.parameters())
 
     def forward(pixels_BHWC: Tensor) -> Tensor:
@@ -59,19 +61,21 @@ def collect_predictions(
     *,
     meter: Callable[[int], None] | None = None,
 ) -> SplitPredictions:
-    """`answer` for whatever makes logits of cropped images."""
-    found: list[tuple[Any, ...]] = []
-    done = 0
+    """Return predictions for the loader's images like `predict_split`, with any function that computes logits."""
+    batches: list[tuple[Any, ...]] = []
+    count = 0
     for batch in loader.epoch():
-        done += len(batch.labels)
+        count += len(batch.labels)
         if meter is not None:
-            meter(done)
+            meter(count)
         if not len(batch.labels):
             continue
-        given = probabilities(forward(batch.pixels).float()).cpu().numpy()
-        is_good = batch.weights.numpy() > 0
-        found.append((batch.indices[is_good], batch.labels.numpy()[is_good], given[is_good]))
-    if not found:
+        batch_probabilities = probabilities(forward(batch.pixels).float()).cpu().numpy()
+        is_readable = batch.weights.numpy() > 0
+        batches.append(
+            (batch.indices[is_readable], batch.labels.numpy()[is_readable], batch_probabilities[is_readable])
+        )
+    if not batches:
         labels = loader.split.labels[:0]
         return SplitPredictions(np.zeros(0, np.int64), labels, np.zeros((0, classes), np.float32))
-    return SplitPredictions(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+    return SplitPredictions(*(np.concatenate(arrays) for arrays in zip(*batches, strict=True)))

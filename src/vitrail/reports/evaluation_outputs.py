@@ -53,7 +53,7 @@ class EvaluationOutputs:
     ) -> Self:
         """Open the other model before anything is computed. Raise UsageError if an output cannot be written."""
         if output is not None:
-            check_table(output, force=force, others=[".npz"])
+            check_table(output, force=force, other_endings=[".npz"])
         if page is not None:
             check_output(page, force=force)
         other: Engine | SavedPredictions | None = None
@@ -89,7 +89,7 @@ class EvaluationOutputs:
         scores["notes"] += note_if_trained_on(evaluation.dataset, evaluation.split, provenance, str(self.against))
         try:
             return to_saved_predictions(
-                evaluate_split(self.other, evaluation.dataset, evaluation.chosen, workers=workers)
+                evaluate_split(self.other, evaluation.dataset, evaluation.evaluation_split, workers=workers)
             )
         except UsageError as error:
             raise UsageError(f"--against {self.against}: {error}") from None
@@ -100,9 +100,9 @@ def to_saved_predictions(evaluation: SplitEvaluation) -> SavedPredictions:
     return SavedPredictions.of(
         evaluation.dataset,
         evaluation.split,
-        evaluation.answers.indices,
-        evaluation.answers.probabilities,
-        evaluation.place,
+        evaluation.predictions.indices,
+        evaluation.predictions.probabilities,
+        evaluation.class_indices,
     )
 
 
@@ -112,7 +112,7 @@ def write_output(evaluation: SplitEvaluation, output: Path, *, force: bool = Fal
         to_saved_predictions(evaluation).write(output, force=force)
         return
     top_k = min(_TOP_K, len(evaluation.names))
-    with open_table(output, best=top_k, truth=True, force=force) as table_file:
+    with open_table(output, top_k=top_k, has_truth=True, force=force) as table_file:
         for row in _prediction_rows(evaluation, top_k):
             table_file.add(row)
 
@@ -120,7 +120,7 @@ def write_output(evaluation: SplitEvaluation, output: Path, *, force: bool = Fal
 def _prediction_rows(evaluation: SplitEvaluation, top_k: int) -> Iterator[PredictionRow]:
     """Yield one table row per image, with its `top_k` most probable classes."""
     names = evaluation.names
-    for index, truth, probabilities in zip(*evaluation.answers, strict=True):
+    for index, truth, probabilities in zip(*evaluation.predictions, strict=True):
         classes = np.argsort(-probabilities, kind="stable")[:top_k]
         predictions = [{"label": names[label], "score": float(probabilities[label])} for label in classes]
         yield {"file": evaluation.split.image_name(int(index)), "truth": names[truth], "predictions": predictions}
@@ -155,7 +155,7 @@ def write_mistakes(
     Images whose label is likely wrong come first, then the most confident mistakes. The least certain correct
     predictions follow on a page of their own.
     """
-    predictions, split, names = evaluation.answers, evaluation.split, evaluation.names
+    predictions, split, names = evaluation.predictions, evaluation.split, evaluation.names
     probabilities, labels, rows = predictions.probabilities, predictions.labels, np.arange(len(predictions.labels))
     predicted = probabilities.argmax(axis=1)
     confidence, truth_probability = probabilities[rows, predicted], probabilities[rows, labels]

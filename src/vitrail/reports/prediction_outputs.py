@@ -53,7 +53,7 @@ class PredictionOutputs:
         with contextlib.ExitStack() as stack:
             table = None
             if self.table is not None:
-                table = stack.enter_context(open_table(self.table, best=top_k, force=self.force))
+                table = stack.enter_context(open_table(self.table, top_k=top_k, force=self.force))
             sheet = None
             if self.page is not None:
                 by = self.sort or "uncertain"

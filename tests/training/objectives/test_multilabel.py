@@ -1,4 +1,4 @@
-"""Several labels an image: data, objective, scores, bundle, predictions."""
+"""Multi-label classification: data, objective, scores, bundles and predictions."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ LABELS = ("bottom", "left", "right", "top")
 
 
 def write_toys(folder: Path, count: int = 160) -> Path:
-    """Images of 8 x 8 pixels, each with two of four bright edges, its labels."""
+    """Write images of 8 x 8 pixels with two of four bright edges, which are their labels. Return the CSV file."""
     rng = np.random.default_rng(3)
     lines = ["file,labels,split"]
     for number in range(count):
@@ -74,13 +74,13 @@ def test_average_precision_equals_scikit_learn():
 def test_best_thresholds_maximise_f1():
     rng = np.random.default_rng(1)
     scores, truth = rng.random((60, 3)).round(2), (rng.random((60, 3)) < 0.4).astype(np.uint8)
-    for column, (threshold, wanted) in enumerate(zip(best_thresholds(scores, truth), truth.T, strict=True)):
+    for column, (threshold, targets) in enumerate(zip(best_thresholds(scores, truth), truth.T, strict=True)):
 
-        def f1(least, column=column, wanted=wanted):
-            given = scores[:, column] >= least
-            return 2 * (given & (wanted > 0)).sum() / (given.sum() + wanted.sum())
+        def f1(minimum, column=column, targets=targets):
+            is_predicted = scores[:, column] >= minimum
+            return 2 * (is_predicted & (targets > 0)).sum() / (is_predicted.sum() + targets.sum())
 
-        assert f1(threshold) == max(f1(least) for least in np.unique(scores))
+        assert f1(threshold) == max(f1(minimum) for minimum in np.unique(scores))
     assert best_thresholds(np.array([[0.2], [0.9]]), np.array([[0], [1]])) == (pytest.approx(0.55),)
     assert best_thresholds(np.ones((2, 2)), np.array([[0, 1], [0, 1]])) == (0.5, 0.5)
 
@@ -92,8 +92,8 @@ def test_multilabel_csv_is_read(tmp_path):
     assert dataset.labels == ("a", "b", "c")
     assert dataset.first_split.labels.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
     assert dataset.notes == ("read as images with several labels: 1 of 3 on average",)
-    kinds = {finding.kind: finding.files for finding in find_problems(dataset)}
-    assert kinds["unlabelled"] == (str(tmp_path / "1.png"),)
+    files_by_problem = {finding.kind: finding.files for finding in find_problems(dataset)}
+    assert files_by_problem["unlabelled"] == (str(tmp_path / "1.png"),)
     for text, reason in (
         ("file,labels\n1.png,;\n", "has no label in any line"),
         ("labels\na;b\n", "CSV header must have file and label"),
@@ -182,36 +182,36 @@ def test_predict_returns_labels_above_thresholds(run, toys, call, engine, tmp_pa
         pytest.importorskip("onnxruntime")
     bundle, image = str(run.folder / "bundle"), str(toys.parent / "4.png")
     classifier = vitrail.Classifier(bundle, engine=engine)
-    (all_of_them,) = classifier.predict([image], threshold=0)
-    assert [one["score"] for one in all_of_them] == sorted((one["score"] for one in all_of_them), reverse=True)
-    assert len(all_of_them) == 4
+    (predictions,) = classifier.predict([image], threshold=0)
+    assert [row["score"] for row in predictions] == sorted((row["score"] for row in predictions), reverse=True)
+    assert len(predictions) == 4
     (chosen,) = classifier.predict([image])
-    own = dict(zip(LABELS, vitrail.load(bundle).answer.thresholds, strict=True))
-    assert chosen == [one for one in all_of_them if one["score"] >= own[one["label"]]]
-    assert classifier.predict([image], threshold=0, top_k=1) == [all_of_them[:1]]
+    thresholds = dict(zip(LABELS, vitrail.load(bundle).answer.thresholds, strict=True))
+    assert chosen == [row for row in predictions if row["score"] >= thresholds[row["label"]]]
+    assert classifier.predict([image], threshold=0, top_k=1) == [predictions[:1]]
     assert classifier.predict([image], threshold=1) == [[]]
     if engine == "torch":
-        shown = call("predict", bundle, image, "--threshold", "1")
-        assert shown.stdout == f"{image}  (no label)\n"
-        said = json.loads(call("predict", bundle, image, "--json").stdout)
-        assert [one["label"] for one in said["predictions"]] == [one["label"] for one in chosen]
+        done = call("predict", bundle, image, "--threshold", "1")
+        assert done.stdout == f"{image}  (no label)\n"
+        document = json.loads(call("predict", bundle, image, "--json").stdout)
+        assert [row["label"] for row in document["predictions"]] == [row["label"] for row in chosen]
         assert call("predict", bundle, image, "--threshold", "2").stderr.startswith("vitrail: Threshold must be")
 
 
 def test_evaluate_and_doctor_accept_multilabel_data(run, toys, call):
-    shown = call("evaluate", str(run.folder / "bundle"), str(toys))
-    assert shown.stderr == "note: read as images with several labels: 2 of 4 on average\n"
-    assert shown.stdout.splitlines()[1].startswith("mAP")
+    done = call("evaluate", str(run.folder / "bundle"), str(toys))
+    assert done.stderr == "note: read as images with several labels: 2 of 4 on average\n"
+    assert done.stdout.splitlines()[1].startswith("mAP")
     assert call("doctor", str(toys)).returncode == 0
-    found = vitrail.evaluate(run.folder / "bundle", str(toys))
-    assert repr(found) == f"Evaluation(test mAP {found.map:.1%}, 40 images)"
+    evaluation = vitrail.evaluate(run.folder / "bundle", str(toys))
+    assert repr(evaluation) == f"Evaluation(test mAP {evaluation.map:.1%}, 40 images)"
     assert len(vitrail.predict(run.folder / "bundle", str(toys.parent / "4.png"), threshold=0)[0].classes) == 4
 
 
 def test_unsupported_multilabel_commands_raise_one_line_errors(run, toys, call, tmp_path):
     bundle, data = str(run.folder / "bundle"), str(toys)
     training = ["--model", "ViT-Pico/2", "--output", str(tmp_path / "z"), "--epochs", "1"]
-    for words, reason in (
+    for arguments, reason in (
         (
             ("predict", "fashion", data, "--threshold", "0.5"),
             "Threshold must be used with a bundle that predicts several labels",
@@ -222,7 +222,7 @@ def test_unsupported_multilabel_commands_raise_one_line_errors(run, toys, call, 
             ("predict", bundle, str(toys.parent), "--sort", "uncertain"),
             "--output, --page and --sort must have",
         ),
-        (("evaluate", bundle, data, "--protocol", "knn"), "Judging features must have data with one class for each"),
+        (("evaluate", bundle, data, "--protocol", "knn"), "Evaluating features must have data with one class for each"),
         (
             ("compare", "digits", "--bundles", bundle, "--output", str(tmp_path / "x")),
             "A profile must have",
@@ -241,21 +241,21 @@ def test_unsupported_multilabel_commands_raise_one_line_errors(run, toys, call, 
             "Training on some images of each class must have data with one class",
         ),
     ):
-        refused = call(*words)
-        assert refused.returncode == 2, refused
-        assert refused.stderr.count("\n") == 1
-        assert any(part in refused.stderr for part in reason.split("|")), refused.stderr
+        done = call(*arguments)
+        assert done.returncode == 2, done
+        assert done.stderr.count("\n") == 1
+        assert any(part in done.stderr for part in reason.split("|")), done.stderr
 
 
 def test_inspect_shows_multilabel_predictions(run, toys, call, tmp_path):
     images = [str(toys.parent / name) for name in ("0.png", "4.png")]
     done = call("inspect", str(run.folder / "bundle"), *images, "--evidence", "--output", str(tmp_path / "page"))
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "page" / "inspect.json").read_text())
-    (answer,) = vitrail.Classifier(run.folder / "bundle").predict(images[:1], threshold=0)
-    shown = found["pictures"][0]["predictions"]
-    assert [one["label"] for one in shown] == [one["label"] for one in answer]
-    assert [one["score"] for one in shown] == pytest.approx([one["score"] for one in answer], abs=1e-5)
+    document = json.loads((tmp_path / "page" / "inspect.json").read_text())
+    (expected,) = vitrail.Classifier(run.folder / "bundle").predict(images[:1], threshold=0)
+    predictions = document["pictures"][0]["predictions"]
+    assert [row["label"] for row in predictions] == [row["label"] for row in expected]
+    assert [row["score"] for row in predictions] == pytest.approx([row["score"] for row in expected], abs=1e-5)
 
 
 def test_finetune_supports_multilabel_data(run, toys, tmp_path):
@@ -271,17 +271,18 @@ def test_invalid_thresholds_are_rejected(run):
     bundle = vitrail.load(run.folder / "bundle")
     with pytest.raises(UsageError, match="Thresholds must be one for each of the model's 4 classes, got 1"):
         vitrail.Bundle(model=bundle.model, preprocess=bundle.preprocess, answer=MultiLabel(thresholds=(0.5,)))
-    for wrong in ((2,), (1.0000000005,), "x", ("a",), (float("nan"),)):
+    for thresholds in ((2,), (1.0000000005,), "x", ("a",), (float("nan"),)):
         with pytest.raises(UsageError, match="Thresholds must be"):
-            MultiLabel(thresholds=wrong)
+            MultiLabel(thresholds=thresholds)
 
 
 def test_other_decision_rule_changes_fingerprint_and_drops_scores(run):
     bundle = vitrail.load(run.folder / "bundle")
     assert "scores" in bundle.provenance
-    others = [dataclasses.replace(bundle, answer=one) for one in (MultiLabel(thresholds=(0.5,) * 4), SINGLE_LABEL)]
-    assert len({one.fingerprint() for one in (bundle, *others)}) == 3
-    assert not any("scores" in one.provenance for one in others)
+    rules = (MultiLabel(thresholds=(0.5,) * 4), SINGLE_LABEL)
+    changed_bundles = [dataclasses.replace(bundle, answer=rule) for rule in rules]
+    assert len({each.fingerprint() for each in (bundle, *changed_bundles)}) == 3
+    assert not any("scores" in each.provenance for each in changed_bundles)
     assert "scores" in dataclasses.replace(bundle, answer=MultiLabel(thresholds=bundle.answer.thresholds)).provenance
 
 
@@ -304,7 +305,7 @@ def test_format_1_with_decision_rule_is_rejected(tmp_path):
 
 
 def test_conversion_to_timm_keeps_decision_rule_with_note(run, call, tmp_path):
-    there = call("convert", str(run.folder / "bundle"), str(tmp_path / "timm"), "--to", "timm", "--no-verify")
-    assert "note: timm cannot store that the model predicts several labels: apply a sigmoid\n" in there.stderr
+    done = call("convert", str(run.folder / "bundle"), str(tmp_path / "timm"), "--to", "timm", "--no-verify")
+    assert "note: timm cannot store that the model predicts several labels: apply a sigmoid\n" in done.stderr
     assert call("convert", str(tmp_path / "timm"), str(tmp_path / "back"), "--no-verify").returncode == 0
     assert vitrail.load(tmp_path / "back").answer == vitrail.load(run.folder / "bundle").answer

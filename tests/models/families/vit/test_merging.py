@@ -321,11 +321,11 @@ def test_each_search_step_saves_macs_and_keeps_the_tolerance(curve):
     assert all(cost.changed <= 1 for cost in costs)
     assert costs[0].macs / costs[-1].macs > 1.5
     assert len(reports) == len(costs) - 1
-    assert f"{costs[-1].changed} of 20 answers changed" in reports[-1]
+    assert f"{costs[-1].changed} of 20 predictions changed" in reports[-1]
     # The changed predictions are those of the model with this setting.
     evaluator = MergeEvaluator(bundle, images)
     for cost in (costs[1], costs[-1]):
-        assert evaluator.price(cost.merge) == cost
+        assert evaluator.measure(cost.merge) == cost
         classifier = vitrail.Classifier(dataclasses.replace(bundle, model=with_merge(bundle.model, cost.merge)))
         labels = [prediction[0]["label"] for prediction in classifier.predict(images, top_k=1)]
         plain_labels = [prediction[0]["label"] for prediction in vitrail.Classifier(bundle).predict(images, top_k=1)]
