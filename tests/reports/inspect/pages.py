@@ -1,4 +1,4 @@
-"""Writing the page of an examination, and reading the numbers it carries."""
+"""Helpers to write the page of `vitrail inspect` and to decode its numbers."""
 
 import base64
 
@@ -7,12 +7,12 @@ import numpy as np
 from vitrail.reports.inspect.inspection_page import Inspection
 
 
-def write_page(found, output, *, full=False, force=False):
-    """Write the folder; return the content of `inspect.json`."""
-    return Inspection(found, full).save(output, force=force).numbers
+def write_page(results, output, *, full=False, force=False):
+    """Write the folder of panel results, and return the content of `inspect.json`."""
+    return Inspection(results, full).save(output, force=force).numbers
 
 
 def unpack(packed):
-    """What `pack` packed, as the page's script reads it."""
-    whole = np.frombuffer(base64.b64decode(packed["bytes"]), f"<i{packed['bits'] // 8}")
-    return whole.astype(np.float64) * packed["step"]
+    """Decode the numbers that `pack` encoded, like the script of the page."""
+    integers = np.frombuffer(base64.b64decode(packed["bytes"]), f"<i{packed['bits'] // 8}")
+    return integers.astype(np.float64) * packed["step"]

@@ -1,4 +1,4 @@
-"""The page of `vitrail inspect`: every number in it, every family, names that stay text."""
+"""The page of `vitrail inspect`: numbers, all families, page size, options, and escaping of names."""
 
 import dataclasses
 import io
@@ -27,34 +27,37 @@ from vitrail.reports.inspect.walkthrough_steps import colour_by_components, foll
 CLOTHES = open_data("fashion-40").splits["test"].images
 
 
-def some(count):
+def clothes(count):
     return list(CLOTHES[:count])
 
 
-def page_of(found, version=0):
-    """The page, with its panels' versions of this number (the first: everything), or their last."""
-    figures, versions = render_figures(found), [[panel, *panel.smaller_versions()] for panel in found.panels.values()]
-    panels = [some[min(version, len(some) - 1)] for some in versions]
-    return render_page(found, {panel: panel.html(figures) for panel in panels})
+def render(results, version=0):
+    """Return the page with panels reduced to a version: 0 is complete, numbers above the last give the smallest."""
+    figures = render_figures(results)
+    panel_versions = [[panel, *panel.smaller_versions()] for panel in results.panels.values()]
+    panels = [versions[min(version, len(versions) - 1)] for versions in panel_versions]
+    return render_page(results, {panel: panel.html(figures) for panel in panels})
 
 
-def test_colours_tell_places_apart():
+def test_different_features_have_different_colours():
     features = np.zeros((4, 5))
     features[3, 2] = 1
-    shown = colour_by_components(features, (2, 2))
-    assert shown.shape == (2, 2, 3)
-    assert shown[1, 1, 0] != shown[0, 0, 0]
+    colours = colour_by_components(features, (2, 2))
+    assert colours.shape == (2, 2, 3)
+    assert colours[1, 1, 0] != colours[0, 0, 0]
 
 
 @pytest.fixture(scope="module")
-def found():
-    return compute_panels(vitrail.load("fashion"), some(4), name="fashion", evidence=True, other_images=some(16)[4:])
+def results():
+    return compute_panels(
+        vitrail.load("fashion"), clothes(4), name="fashion", evidence=True, other_images=clothes(16)[4:]
+    )
 
 
-def test_everything_is_in_the_numbers(found, tmp_path):
-    document = write_page(found, tmp_path / "out")
+def test_inspect_json_has_the_numbers_of_all_panels(results, tmp_path):
+    document = write_page(results, tmp_path / "out")
     assert document == json.loads((tmp_path / "out" / "inspect.json").read_text())
-    config = found.context.model.config
+    config = results.context.model.config
     assert len(document["layers"]) == config.depth
     assert all(len(layer["heads"]) == config.heads for layer in document["layers"])
     head = document["layers"][0]["heads"][0]
@@ -76,24 +79,24 @@ def test_everything_is_in_the_numbers(found, tmp_path):
     assert (tmp_path / "out" / "index.html").stat().st_size < 6_000_000
 
 
-def test_names_stay_text():
+def test_names_and_labels_are_escaped():
     evil = '<img src=x onerror="alert(1)">'
     bundle = vitrail.load("fashion")
     bundle = dataclasses.replace(bundle, labels=[f"{evil}{label}" for label in bundle.labels])
-    text = page_of(compute_panels(bundle, some(1), name=evil, names=[evil]))
+    text = render(compute_panels(bundle, clothes(1), name=evil, names=[evil]))
     assert "<img src=x" not in text
-    assert text.count("&lt;img src=x") >= 3  # the bundle, the image, the classes
+    assert text.count("&lt;img src=x") >= 3  # name of the bundle, name of the image, classes
 
 
 @pytest.mark.parametrize(
     "name", ["ResNet-Nano", "Mixer-Nano/7", "LSTM-Nano/7", "MLP-Nano", "Hybrid-Nano", "iGPT-Micro"]
 )
-def test_every_family_has_its_page(name, tmp_path):
+def test_every_family_has_a_page(name, tmp_path):
     model = redraw(vitrail.create(name, channels=1, classes=10), std=0.05)
-    eye = Preprocess(resolution=model.config.resolution, mean=(0.5,), std=(0.5,))
-    bundle = vitrail.Bundle(model=model, preprocess=eye)
-    found = compute_panels(bundle, some(4), name=name)
-    document = write_page(found, tmp_path / "out")
+    preprocess = Preprocess(resolution=model.config.resolution, mean=(0.5,), std=(0.5,))
+    bundle = vitrail.Bundle(model=model, preprocess=preprocess)
+    results = compute_panels(bundle, clothes(4), name=name)
+    document = write_page(results, tmp_path / "out")
     assert not document["trained"]
     text = (tmp_path / "out" / "index.html").read_text()
     assert "may be random" in text
@@ -108,8 +111,8 @@ def test_every_family_has_its_page(name, tmp_path):
     assert any("reach" in layer for layer in document["layers"])
 
 
-def test_kinds_of_vit_have_their_pages(tmp_path):
-    """Other pools, positions, norms and registers; a model that is frozen; four channels."""
+def test_variants_of_vit_have_a_page(tmp_path):
+    """Other pooling, positions, normalisation and registers; frozen weights; four channels."""
     for changes in (
         {"pool": "gap", "position": "rope-2d"},
         {"pool": "map", "registers": 2, "position": "sincos-2d"},
@@ -118,22 +121,22 @@ def test_kinds_of_vit_have_their_pages(tmp_path):
     ):
         model = redraw(vitrail.create("ViT-Nano/7", classes=10, **changes), std=0.05).requires_grad_(False)
         channels = model.config.channels
-        eye = Preprocess(resolution=(28, 28), mean=(0.5,) * channels, std=(0.5,) * channels)
+        preprocess = Preprocess(resolution=(28, 28), mean=(0.5,) * channels, std=(0.5,) * channels)
         images = [np.random.default_rng(0).integers(0, 256, (28, 28, channels), np.uint8)]
-        found = compute_panels(vitrail.Bundle(model=model, preprocess=eye), images, evidence=True)
-        document = write_page(found, tmp_path / "out", force=True)
+        results = compute_panels(vitrail.Bundle(model=model, preprocess=preprocess), images, evidence=True)
+        document = write_page(results, tmp_path / "out", force=True)
         assert document["layers"][3]["heads"][3]["entropy"] > 0
         assert ("positions" in {row["panel"] for row in document["absent"]}) == (
-            found.panels["positions"].structure is None
+            results.panels["positions"].structure is None
         )
         assert sum(map(sum, document["pictures"][0]["maps"]["relevance"]["values"])) > 0
 
 
-def test_a_model_that_predicts_pixels_has_no_answer(tmp_path):
+def test_pixel_model_has_no_predictions(tmp_path):
     model = redraw(vitrail.create("iGPT-Micro", causal=True, output="pixels", classes=16), std=0.05)
-    eye = Preprocess(resolution=model.config.resolution, mean=(0.5,), std=(0.5,))
-    found = compute_panels(vitrail.Bundle(model=model, preprocess=eye), some(1), evidence=True)
-    document = write_page(found, tmp_path / "out")
+    preprocess = Preprocess(resolution=model.config.resolution, mean=(0.5,), std=(0.5,))
+    results = compute_panels(vitrail.Bundle(model=model, preprocess=preprocess), clothes(1), evidence=True)
+    document = write_page(results, tmp_path / "out")
     assert document["pictures"][0]["predictions"] == []
     reasons = {row["panel"]: row["reason"] for row in document["absent"]}
     assert "has no classes" in reasons["evidence"]
@@ -141,135 +144,137 @@ def test_a_model_that_predicts_pixels_has_no_answer(tmp_path):
     assert "predicts pixels and has no classes" in (tmp_path / "out" / "index.html").read_text()
 
 
-def test_every_word_is_in_both_languages():
-    for words in (SHARED_MESSAGES, *(PANELS[name].messages for name in PANELS)):
-        for name, sentence in words.items():
-            assert sentence.keys() == {"en", "ko"}, name
-            fields = [set(re.findall(r"{(\w+)}", text)) for text in sentence.values()]
+def test_every_message_is_in_both_languages():
+    for messages in (SHARED_MESSAGES, *(PANELS[name].messages for name in PANELS)):
+        for name, message in messages.items():
+            assert message.keys() == {"en", "ko"}, name
+            fields = [set(re.findall(r"{(\w+)}", text)) for text in message.values()]
             assert fields[0] == fields[1], name
     for name in PANELS:
         assert "title" in PANELS[name].messages
         assert not PANELS[name].messages.keys() & SHARED_MESSAGES.keys()
 
 
-def test_a_page_that_would_be_too_large_keeps_less(found, monkeypatch, tmp_path):
-    sizes = [len(page_of(found, version).encode()) for version in (0, 2, 3)]
+def test_large_page_is_reduced_to_the_limit(results, monkeypatch, tmp_path):
+    sizes = [len(render(results, version).encode()) for version in (0, 2, 3)]
     assert sizes == sorted(sizes, reverse=True)
-    for limit, words_of_it in (
+    for limit, note in (
         (sizes[0], None),
         (sizes[0] - 1, None),
         (sizes[1], "the mean over heads"),
         (1000, "patches cannot be selected"),
     ):
         monkeypatch.setattr("vitrail.reports.inspect.inspection_page.LIMIT", limit)
-        write_page(found, tmp_path / "out", force=True)
+        write_page(results, tmp_path / "out", force=True)
         text = (tmp_path / "out" / "index.html").read_text()
-        assert ("--full" in text) == (words_of_it is not None)
+        assert ("--full" in text) == (note is not None)
         assert f'"levels":{63 if limit == sizes[0] - 1 else 127}' in text
-        assert words_of_it is None or words_of_it in text
-    write_page(found, tmp_path / "full", full=True)
+        assert note is None or note in text
+    write_page(results, tmp_path / "full", full=True)
     assert len((tmp_path / "full" / "index.html").read_bytes()) == sizes[0]
 
 
-def test_two_bundles_are_compared_layer_by_layer():
+def test_similarity_of_two_bundles_has_a_row_and_column_per_layer():
     bundle = vitrail.load("fashion")
     model = redraw(vitrail.create("ViT-Micro/4", resolution=28, classes=10, channels=1), std=0.1)
     other = vitrail.Bundle(model=model, preprocess=bundle.preprocess)
-    found = compute_panels(bundle, some(16), against=("tiny", other))
-    comparison = found.panels["layers"].similarity
+    results = compute_panels(bundle, clothes(16), against=("tiny", other))
+    comparison = results.panels["layers"].similarity
     assert comparison.table.shape == (bundle.model.config.depth, 6)
     assert comparison.against == "tiny"
     assert comparison.images == 16
 
 
-def test_a_page_has_so_many_images_and_no_more():
+def test_number_of_images_is_limited():
     with pytest.raises(UsageError, match="1 to 32, got 33"):
-        compute_panels(vitrail.load("fashion"), some(33))
+        compute_panels(vitrail.load("fashion"), clothes(33))
     with pytest.raises(UsageError, match="got 0"):
         compute_panels(vitrail.load("fashion"), [])
     with torch.device("meta"):
         model = vitrail.create("ViT-L/16", resolution=384)
     large = vitrail.Bundle(model=model, preprocess=Preprocess(resolution=(384, 384)))
     with pytest.raises(UsageError, match=r"got 20 .* would need 10 GB"):
-        compute_panels(large, some(20))
+        compute_panels(large, clothes(20))
 
 
-def test_layers_and_heads_are_chosen(tmp_path):
+def test_layers_and_heads_select_the_attention(tmp_path):
     bundle = vitrail.load("fashion")
-    found = compute_panels(bundle, some(1), layers=[0, -1], heads=[1])
-    shown = found.panels["attention"].weights[0]
-    assert {layer: weights.shape for layer, weights in shown.items()} == {0: (1, 50, 50), 4: (1, 50, 50)}
-    assert len(found.to_json()["layers"][2]["heads"]) == 3
-    everything = compute_panels(bundle, some(1))
-    assert (shown[4][0] == everything.panels["attention"].weights[0][4][1]).all()
-    assert '"heads":[1]' in page_of(found)
+    results = compute_panels(bundle, clothes(1), layers=[0, -1], heads=[1])
+    weights = results.panels["attention"].weights[0]
+    assert {layer: weights_HTT.shape for layer, weights_HTT in weights.items()} == {0: (1, 50, 50), 4: (1, 50, 50)}
+    assert len(results.to_json()["layers"][2]["heads"]) == 3
+    all_results = compute_panels(bundle, clothes(1))
+    assert (weights[4][0] == all_results.panels["attention"].weights[0][4][1]).all()
+    assert '"heads":[1]' in render(results)
     with pytest.raises(UsageError, match="Head must be from 0 to 2"):
-        compute_panels(bundle, some(1), heads=[3])
+        compute_panels(bundle, clothes(1), heads=[3])
     with pytest.raises(UsageError, match="at least one each"):
-        compute_panels(bundle, some(1), layers=[])
-    without = vitrail.Bundle(
+        compute_panels(bundle, clothes(1), layers=[])
+    without_attention = vitrail.Bundle(
         model=vitrail.create("ResNet-Nano"), preprocess=Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
     )
     with pytest.raises(UsageError, match="which has no attention"):
-        compute_panels(without, some(1), layers=[0])
+        compute_panels(without_attention, clothes(1), layers=[0])
 
 
-def test_a_bundle_that_learned_to_see_does_not_answer(tmp_path):
-    """DINO and others have a head of zeros: no answers, no relevance, no evidence, but all of the rest."""
+def test_bundle_trained_for_features_has_no_predictions(tmp_path):
+    """Models such as DINO have a zero head: no predictions, relevance or evidence."""
     model = redraw(vitrail.create("ViT-Nano/7", classes=10), std=0.05)
     torch.nn.init.zeros_(model.head.weight)
-    eye = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
+    preprocess = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
     provenance = {"converted_from": "dino", "objective": "features"}
-    found = compute_panels(vitrail.Bundle(model=model, preprocess=eye, provenance=provenance), some(1), evidence=True)
-    document = write_page(found, tmp_path / "out")
+    results = compute_panels(
+        vitrail.Bundle(model=model, preprocess=preprocess, provenance=provenance), clothes(1), evidence=True
+    )
+    document = write_page(results, tmp_path / "out")
     assert document["trained"]
     assert document["pictures"][0]["predictions"] == []
     assert document["pictures"][0]["path"] == []
     assert document["pictures"][0]["maps"].keys() == {"rollout", "last attention"}
     page = (tmp_path / "out" / "index.html").read_text()
     assert "trained for features, not for classes (objective features)" in page
-    assert "how far is the first class" not in page  # there is none
+    assert "how far is the first class" not in page  # the model has no classes
 
 
-def test_one_patch_has_nothing_to_compare(tmp_path):
+def test_single_patch_has_no_attention_panels(tmp_path):
     model = redraw(vitrail.create("ViT-Nano/7", classes=10, resolution=7), std=0.05)
-    eye = Preprocess(resolution=(7, 7), mean=(0.5,), std=(0.5,))
-    found = compute_panels(vitrail.Bundle(model=model, preprocess=eye), some(1), evidence=True)
-    reasons = {row["panel"]: row["reason"] for row in write_page(found, tmp_path / "out")["absent"]}
+    preprocess = Preprocess(resolution=(7, 7), mean=(0.5,), std=(0.5,))
+    results = compute_panels(vitrail.Bundle(model=model, preprocess=preprocess), clothes(1), evidence=True)
+    reasons = {row["panel"]: row["reason"] for row in write_page(results, tmp_path / "out")["absent"]}
     for panel in ("attention", "maps", "distances", "positions", "walk"):
         assert reasons[panel] == "The image is a single patch: there is nothing to compare."
 
 
-def test_a_image_that_is_given_twice_counts_once():
-    found = compute_panels(vitrail.load("fashion"), some(2), other_images=some(20))
-    assert found.panels["layers"].similarity.images == 20
-    assert found.to_json()["measured_on"] == 20
+def test_duplicate_images_count_once():
+    results = compute_panels(vitrail.load("fashion"), clothes(2), other_images=clothes(20))
+    assert results.panels["layers"].similarity.images == 20
+    assert results.to_json()["measured_on"] == 20
 
 
-def test_only_steps_or_a_source_make_a_model_trained():
+def test_model_with_steps_is_trained():
     model = redraw(vitrail.create("ViT-Nano/7", classes=10), std=0.05)
-    eye = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
+    preprocess = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
     for provenance, trained in (({"data": "none yet"}, False), ({"steps": 2}, True)):
-        bundle = vitrail.Bundle(model=model, preprocess=eye, provenance=provenance)
-        assert compute_panels(bundle, some(1)).is_trained == trained
+        bundle = vitrail.Bundle(model=model, preprocess=preprocess, provenance=provenance)
+        assert compute_panels(bundle, clothes(1)).is_trained == trained
 
 
-def test_observation_leaves_the_model_as_it_was():
+def test_inspection_does_not_change_the_model():
     model = redraw(vitrail.create("ViT-Nano/7", classes=10, norm="batch"), std=0.05).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    eye = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
-    compute_panels(vitrail.Bundle(model=model, preprocess=eye), some(2), evidence=True)
+    preprocess = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
+    compute_panels(vitrail.Bundle(model=model, preprocess=preprocess), clothes(2), evidence=True)
     assert model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_half_the_precision_is_enough():
+def test_bfloat16_model_has_a_page():
     model = redraw(vitrail.create("ViT-Nano/7", classes=10), std=0.05).to(torch.bfloat16)
-    eye = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
-    found = compute_panels(vitrail.Bundle(model=model, preprocess=eye), some(1), evidence=True)
-    assert found.panels["attention"].weights[0][0].dtype == np.float32
-    assert found.to_json()["layers"][0]["heads"][0]["attention_distance"] > 0
+    preprocess = Preprocess(resolution=(28, 28), mean=(0.5,), std=(0.5,))
+    results = compute_panels(vitrail.Bundle(model=model, preprocess=preprocess), clothes(1), evidence=True)
+    assert results.panels["attention"].weights[0][0].dtype == np.float32
+    assert results.to_json()["layers"][0]["heads"][0]["attention_distance"] > 0
 
 
 @pytest.mark.parametrize(
@@ -289,7 +294,7 @@ def test_half_the_precision_is_enough():
         ),
     ],
 )
-def test_the_walk_names_the_equations_of_this_model(changes, block, read):
+def test_equations_follow_the_config(changes, block, read):
     model = vitrail.create("ViT-Nano/7", **changes).eval()
     steps = {step.key: step for step in follow_patch(model, vitrail.look(model, torch.rand(1, 1, 28, 28)), 0)}
     assert steps["blocks.0"].equation == block
@@ -297,14 +302,14 @@ def test_the_walk_names_the_equations_of_this_model(changes, block, read):
     assert steps["logits"].shape == (10,)
 
 
-def test_names_that_are_no_text_are_shown(tmp_path):
+def test_undecodable_file_names_are_replaced(tmp_path):
     name = os.fsdecode(b"a\xff.png")
     Image.fromarray(CLOTHES[0][..., 0]).save(tmp_path / name)
     document = write_page(compute_panels(vitrail.load("fashion"), [str(tmp_path / name)]), tmp_path / "out")
     assert document["pictures"][0]["file"].endswith("a\ufffd.png")
 
 
-def test_the_command_takes_it_all(call, tmp_path):
+def test_command_with_all_options(call, tmp_path):
     image = tmp_path / "tall.png"
     Image.fromarray(np.zeros((300, 100, 3), np.uint8)).save(image)
     done = call(
@@ -327,7 +332,7 @@ def test_the_command_takes_it_all(call, tmp_path):
     assert [layer["layer"] for layer in attention["images"][0]["layers"]] == [0, 4]
 
 
-def test_names_of_images_may_come_from_stdin(call, tmp_path, monkeypatch):
+def test_image_names_are_read_from_stdin(call, tmp_path, monkeypatch):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{broken}\n".encode())))
@@ -336,17 +341,17 @@ def test_names_of_images_may_come_from_stdin(call, tmp_path, monkeypatch):
     assert "broken.png' cannot be decoded" in done.stderr
 
 
-def test_bad_input_is_one_line(call, tmp_path):
+def test_bad_input_gives_one_error_line(call, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
-    for given, expected in (
+    for arguments, expected in (
         ((broken,), (1, "broken.png")),
         ((broken, "--layers", "5"), (2, "from 0 to 4")),
         ((broken, "--heads", "7"), (2, "from 0 to 2")),
         ((broken, "--heads", "one"), (2, "--heads must be integers, got 'one'")),
         ((tmp_path / "none.png",), (2, "none.png")),
     ):
-        done = call("inspect", "fashion", *given, "--output", tmp_path / "out")
+        done = call("inspect", "fashion", *arguments, "--output", tmp_path / "out")
         assert done.returncode == expected[0], done.stderr
         assert expected[1] in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1

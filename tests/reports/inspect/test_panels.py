@@ -1,4 +1,4 @@
-"""Panels of `vitrail inspect`, wherever they come from: listed without import, absent with a reason, never mixed up."""
+"""Panels of `vitrail inspect` and of other packages: import, missing parts, and conflicts."""
 
 import json
 import subprocess
@@ -25,21 +25,21 @@ CLOTHES = list(open_data("fashion-40").splits["test"].images[:3])
 
 
 @pytest.fixture
-def toys(monkeypatch):
-    """The package of tests/extending, with its panel `brightness`, is installed."""
+def brightness_panel(monkeypatch):
+    """Install the package of tests/extending, and return its panel `brightness`."""
     monkeypatch.syspath_prepend(str(TESTS / "extending"))
     registry._entry_points.cache_clear()
     yield PANELS["brightness"]
     registry._entry_points.cache_clear()
 
 
-def fresh(name, **settings):
+def untrained_bundle(name, **settings):
     model = redraw(vitrail.create(name, **{"classes": 10, **settings}), std=0.05)
     values = (0.5,) * model.config.channels
     return vitrail.Bundle(model=model, preprocess=Preprocess(resolution=(28, 28), mean=values, std=values))
 
 
-def test_our_panels_are_listed_without_importing_them():
+def test_panels_are_listed_without_import():
     code = """
         import sys
         from vitrail.reports.inspect.registry import PANELS
@@ -49,8 +49,7 @@ def test_our_panels_are_listed_without_importing_them():
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
-def test_a_panel_may_leave_everything_out():
-    """Whatever a class does not answer is empty: nothing is observed, written or shown."""
+def test_panel_defaults_are_empty():
     panel = Panel("nothing", InspectionContext(vitrail.load("fashion"), "fashion", CLOTHES, ["a", "b", "c"]))
     panel.finish()
     assert not any(
@@ -61,9 +60,9 @@ def test_a_panel_may_leave_everything_out():
     )
 
 
-def test_a_panel_that_does_not_apply_says_why(toys, tmp_path):
+def test_absent_panel_gives_its_reason_in_both_languages(brightness_panel, tmp_path):
     pixels = np.zeros((28, 28, 3), np.uint8)
-    document = write_page(compute_panels(fresh("ViT-Nano/7", channels=3), [pixels]), tmp_path / "out")
+    document = write_page(compute_panels(untrained_bundle("ViT-Nano/7", channels=3), [pixels]), tmp_path / "out")
     assert document["brightness"] == []
     assert {"panel": "brightness", "reason": "Images of family vit are coloured."} in document["absent"]
     text = (tmp_path / "out" / "index.html").read_text()
@@ -72,10 +71,10 @@ def test_a_panel_that_does_not_apply_says_why(toys, tmp_path):
     assert not (tmp_path / "out" / "figures" / "brightness.svg").exists()
 
 
-def test_a_panel_brings_its_script_and_its_data(toys, monkeypatch, tmp_path):
-    monkeypatch.setattr(toys, "script", "document.title = data.title;", raising=False)
-    monkeypatch.setattr(toys, "script_data", lambda self: {"title": "<b>"}, raising=False)
-    monkeypatch.setitem(toys.messages, "grey", {"en": "only English"})
+def test_panel_script_gets_the_data_of_the_panel(brightness_panel, monkeypatch, tmp_path):
+    monkeypatch.setattr(brightness_panel, "script", "document.title = data.title;", raising=False)
+    monkeypatch.setattr(brightness_panel, "script_data", lambda self: {"title": "<b>"}, raising=False)
+    monkeypatch.setitem(brightness_panel.messages, "grey", {"en": "only English"})
     write_page(compute_panels(vitrail.load("fashion"), CLOTHES[:1], layers=[0], heads=[0]), tmp_path / "out")
     text = (tmp_path / "out" / "index.html").read_text()
     assert '((data) => {\ndocument.title = data.title;})(pageData["brightness"]);' in text
@@ -83,13 +82,13 @@ def test_a_panel_brings_its_script_and_its_data(toys, monkeypatch, tmp_path):
     assert '<span class="ko" lang="ko">only English</span>' in text
 
 
-def test_a_panel_may_not_write_over_another(toys, monkeypatch):
-    monkeypatch.setattr(toys, "numbers", lambda self: {"filters": 1})
+def test_panel_with_a_key_of_another_panel_is_an_error(brightness_panel, monkeypatch):
+    monkeypatch.setattr(brightness_panel, "numbers", lambda self: {"filters": 1})
     with pytest.raises(VitrailError, match="must be its own, got 'filters' from two panels"):
         compute_panels(vitrail.load("fashion"), CLOTHES[:1]).to_json()
 
 
-def test_a_panel_of_another_package_that_cannot_be_imported_is_absent(toys, monkeypatch, call, tmp_path):
+def test_broken_panel_of_another_package_is_absent(brightness_panel, monkeypatch, call, tmp_path):
     monkeypatch.setitem(sys.modules, "toy_panel", None)
     Image.fromarray(CLOTHES[0][..., 0]).save(tmp_path / "one.png")
     done = call("inspect", "fashion", tmp_path / "one.png", "--output", tmp_path / "out", "--json")
@@ -105,16 +104,16 @@ def test_a_panel_of_another_package_that_cannot_be_imported_is_absent(toys, monk
     assert '<section id="brightness">' not in text
 
 
-def test_a_panel_of_ours_that_cannot_be_imported_is_an_error(monkeypatch):
+def test_broken_built_in_panel_is_an_error(monkeypatch):
     monkeypatch.setitem(PANELS._built_ins, "maps", "nowhere:Maps")
     with pytest.raises(ImportError, match="nowhere"):
         compute_panels(vitrail.load("fashion"), CLOTHES[:1])
 
 
 @pytest.mark.parametrize("name", ["ViT-Nano/7", "ResNet-Nano"])
-def test_a_model_without_a_head_has_its_page(name, tmp_path):
-    found = compute_panels(fresh(name, classes=0, channels=1), CLOTHES, evidence=True)
-    document = write_page(found, tmp_path / "out")
+def test_model_without_a_head_has_a_page(name, tmp_path):
+    results = compute_panels(untrained_bundle(name, classes=0, channels=1), CLOTHES, evidence=True)
+    document = write_page(results, tmp_path / "out")
     reasons = {row["panel"]: row["reason"] for row in document["absent"]}
     assert reasons["answers"] == reasons["evidence"] == "This model has no classification head: it returns features."
     assert "reach" in document["layers"][0]

@@ -1,4 +1,4 @@
-"""The walk of every family, the inside of a layer, and what grows over training: numbers against the model's own."""
+"""Panels `walk`, `inside` and `growth`: their numbers equal those of the model; notebook displays of results."""
 
 import importlib.util
 import json
@@ -28,7 +28,7 @@ from vitrail.reports.inspect.shared_messages import SYMBOL_MEANINGS
 from vitrail.reports.inspect.walkthrough_steps import apply_logit_lens, follow_patch
 
 CLOTHES = open_data("fashion-40").splits["test"].images
-KINDS = [
+VARIANTS = [
     ("ViT-Nano/7", {}),
     ("ViT-Nano/7", {"norm_order": "post", "pool": "map", "registers": 1, "layer_scale": 0.5}),
     ("ViT-Nano/7", {"norm": "batch", "position": "relative", "pool": "gap"}),
@@ -42,24 +42,25 @@ KINDS = [
 ]
 
 
-def kind(name, changes):
+def random_model(name, changes):
+    """Return a model with random weights, and a random image."""
     model = redraw(vitrail.create(name, **{"channels": 1, "classes": 10, **changes}), std=0.1).eval()
     return model, torch.rand(1, 1, *model.config.resolution)
 
 
-@pytest.mark.parametrize(("name", "changes"), KINDS)
-def test_the_walk_of_every_family_shows_the_models_own_numbers(name, changes):
-    model, image = kind(name, changes)
-    seen = vitrail.look(model, image)
+@pytest.mark.parametrize(("name", "changes"), VARIANTS)
+def test_walkthrough_values_equal_those_of_the_model(name, changes):
+    model, image = random_model(name, changes)
+    activations = vitrail.look(model, image)
     grid = model.config.grid or (1, 1)
     patch = grid[0] * grid[1] - 2 if grid != (1, 1) else 0
-    steps = {step.key: step for step in follow_patch(model, seen, patch)}
+    steps = {step.key: step for step in follow_patch(model, activations, patch)}
     assert next(iter(steps)) == "picture"
     assert list(steps)[-2:] == ["pooled", "logits"]
-    np.testing.assert_array_equal(steps["pooled"].vector, seen.steps["pooled"][0].numpy())
-    np.testing.assert_array_equal(steps["logits"].vector, np.sort(seen.logits[0].numpy())[::-1])
+    np.testing.assert_array_equal(steps["pooled"].vector, activations.steps["pooled"][0].numpy())
+    np.testing.assert_array_equal(steps["logits"].vector, np.sort(activations.logits[0].numpy())[::-1])
     for layer in range(model.config.depth):
-        step, vector = steps[f"blocks.{layer}"], seen.steps[f"blocks.{layer}"][0].numpy()
+        step, vector = steps[f"blocks.{layer}"], activations.steps[f"blocks.{layer}"][0].numpy()
         if model.config.grid is not None:
             with torch.no_grad():
                 (features,) = model.feature_maps(image, [layer], normalise=False)
@@ -71,35 +72,34 @@ def test_the_walk_of_every_family_shows_the_models_own_numbers(name, changes):
         np.testing.assert_allclose(step.vector, vector, atol=1e-6)
 
 
-def test_colours_of_next_pixels_are_those_of_their_own_places():
-    model, image = kind("iGPT-Micro", {"output": "pixels", "causal": True, "classes": 16})
+def test_colours_of_a_pixel_model_are_the_nearest_in_the_palette():
+    model, image = random_model("iGPT-Micro", {"output": "pixels", "causal": True, "classes": 16})
     steps = {step.key: step for step in walkthrough_of(model).steps(vitrail.look(model, image))}
     distances = (image.flatten(1).T - model.palette.T).abs()
     torch.testing.assert_close((image.flatten(1).T - steps["colours"].values).abs()[:, 0], distances.amin(dim=1))
 
 
-def test_a_walk_without_classes_ends_with_what_the_model_returns():
-    for changes, ends in (
+def test_walkthrough_without_classes_ends_with_features_or_embedding():
+    for changes, last_steps in (
         ({"embedding": 8}, [("pooled", "pooled-embedded"), ("embedding", "embedding")]),
         ({}, [("blocks.3", "block"), ("pooled", "pooled-last")]),
     ):
-        model, image = kind("ViT-Nano/7", {"classes": 0, **changes})
+        model, image = random_model("ViT-Nano/7", {"classes": 0, **changes})
         steps = follow_patch(model, vitrail.look(model, image), 0)
-        assert [(step.key, step.message) for step in steps[-2:]] == ends
+        assert [(step.key, step.message) for step in steps[-2:]] == last_steps
         with torch.no_grad():
             np.testing.assert_allclose(steps[-1].vector, model(image)[0].numpy(), atol=1e-6)
 
 
-def test_a_place_of_another_grid_is_at_the_centre():
+def test_position_in_another_grid_is_at_the_centre():
     assert [position_in_grid(patch, (2, 2), (4, 4)) for patch in range(4)] == [5, 7, 13, 15]
     assert [position_in_grid(patch, (4, 4), (2, 2)) for patch in (0, 3, 12, 15)] == [0, 1, 2, 3]
     assert [position_in_grid(patch, (3, 5), (3, 5)) for patch in range(15)] == list(range(15))
 
 
-def test_colours_mean_the_same_in_every_step():
-    """Tokens that pass through layers unchanged keep their colours; in a picture of its own each step would, too, but
-    not beside another one."""
-    model, image = kind("ViT-Nano/7", {})
+def test_equal_tokens_have_equal_colours_in_all_layers():
+    """Layers with zero weights pass tokens on unchanged, so their colours must be the same."""
+    model, image = random_model("ViT-Nano/7", {})
     with torch.no_grad():
         for block in model.blocks[1:]:
             for linear in (block.attn.proj, block.mlp.fc2):
@@ -111,36 +111,36 @@ def test_colours_mean_the_same_in_every_step():
     assert steps["tokens"].scale == steps["blocks.3"].scale
 
 
-def test_the_mixer_shows_both_of_its_halves():
-    model, image = kind("Mixer-Nano/7", {})
-    seen = vitrail.look(model, image)
-    steps = {step.key: step for step in follow_patch(model, seen, 5)}
+def test_mixer_shows_token_and_channel_mixing():
+    model, image = random_model("Mixer-Nano/7", {})
+    activations = vitrail.look(model, image)
+    steps = {step.key: step for step in follow_patch(model, activations, 5)}
     block = model.blocks[1]
     with torch.no_grad():
-        entering = seen.steps["blocks.0"]
-        u = entering + block.mlp_tokens(block.norm1(entering).transpose(1, 2)).transpose(1, 2)
+        layer_input = activations.steps["blocks.0"]
+        u = layer_input + block.mlp_tokens(block.norm1(layer_input).transpose(1, 2)).transpose(1, 2)
         y = u + block.mlp_channels(block.norm2(u))
     np.testing.assert_allclose(steps["blocks.1.tokens"].vector, u[0, 5].numpy(), atol=1e-6)
     np.testing.assert_allclose(steps["blocks.1"].vector, y[0, 5].numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "changes"), [one for one in KINDS if one[0] != "ResNet-Nano"])
-def test_the_last_layer_of_the_lens_is_the_answer(name, changes):
-    model, image = kind(name, changes)
-    seen = vitrail.look(model, image)
-    path = apply_logit_lens(model, seen, labels=list("abcdefghij"))
-    shares = seen.logits[0].softmax(-1)
-    assert [row["layer"] for row in path] == list(range(model.config.depth))
-    assert path[-1]["probability"] == pytest.approx(float(shares.max()), abs=1e-5)
-    assert path[-1]["cosine"] == pytest.approx(1, abs=1e-5)
+@pytest.mark.parametrize(("name", "changes"), [variant for variant in VARIANTS if variant[0] != "ResNet-Nano"])
+def test_logit_lens_of_the_last_layer_equals_the_prediction(name, changes):
+    model, image = random_model(name, changes)
+    activations = vitrail.look(model, image)
+    lens = apply_logit_lens(model, activations, labels=list("abcdefghij"))
+    shares = activations.logits[0].softmax(-1)
+    assert [row["layer"] for row in lens] == list(range(model.config.depth))
+    assert lens[-1]["probability"] == pytest.approx(float(shares.max()), abs=1e-5)
+    assert lens[-1]["cosine"] == pytest.approx(1, abs=1e-5)
     best = shares.sort(descending=True)
-    assert [one["label"] for one in path[-1]["top"]] == ["abcdefghij"[index] for index in best.indices[:5]]
-    assert path[0]["top"][0]["class"] == path[0]["winner"]
+    assert [entry["label"] for entry in lens[-1]["top"]] == ["abcdefghij"[index] for index in best.indices[:5]]
+    assert lens[0]["top"][0]["class"] == lens[0]["winner"]
 
 
-@pytest.mark.parametrize(("name", "changes"), KINDS)
-def test_every_equation_is_typeset_and_its_symbols_are_explained(name, changes):
-    model, image = kind(name, changes)
+@pytest.mark.parametrize(("name", "changes"), VARIANTS)
+def test_every_equation_is_typeset_and_its_symbols_have_meanings(name, changes):
+    model, image = random_model(name, changes)
     walkthrough = walkthrough_of(model)
     equations = [step.equation for step in walkthrough.steps(vitrail.look(model, image))]
     equations += walkthrough.layer_equations(0).values()
@@ -149,11 +149,11 @@ def test_every_equation_is_typeset_and_its_symbols_are_explained(name, changes):
         assert ElementTree.fromstring(markup.replace("&times;", "x").replace("&prime;", "'")).tag == "div"
         for symbol in symbols(equation):
             base = symbol.partition("_")[0]
-            known = {symbol, base, base.rstrip("'")} & (SYMBOL_MEANINGS.keys() | {"sqrt", "argmin", "sum"})
-            assert known, (equation, symbol)
+            meanings = {symbol, base, base.rstrip("'")} & (SYMBOL_MEANINGS.keys() | {"sqrt", "argmin", "sum"})
+            assert meanings, (equation, symbol)
 
 
-def test_equations_are_what_they_say():
+def test_typeset_gives_fractions_roots_and_scripts():
     assert typeset("q k^T / sqrt(d)").count("<mfrac><mrow><mi>q</mi><msup><mi>k</mi><mi>T</mi></msup></mrow>") == 1
     assert "<msqrt><mi>d</mi></msqrt>" in typeset("q k^T / sqrt(d)")
     assert "<msubsup><mi>z</mi><mi>L</mi><mn>0</mn></msubsup>" in typeset("y = LN(z_L^0)")
@@ -162,15 +162,15 @@ def test_equations_are_what_they_say():
     assert symbols("x in R^(H x W x C)") == ["x", "R", "H", "W", "C"]
 
 
-def test_words_of_symbols_are_in_both_languages():
-    assert {tuple(sentence) for sentence in SYMBOL_MEANINGS.values()} == {("en", "ko")}
+def test_symbol_meanings_are_in_both_languages():
+    assert {tuple(message) for message in SYMBOL_MEANINGS.values()} == {("en", "ko")}
 
 
-def test_packed_numbers_come_back():
+def test_unpack_inverts_pack():
     values = np.random.default_rng(0).normal(size=(5, 7))
-    for bits, close in ((8, 0.02), (16, 1e-4)):
+    for bits, tolerance in ((8, 0.02), (16, 1e-4)):
         packed = pack(values, bits=bits)
-        np.testing.assert_allclose(unpack(packed), values.ravel(), atol=close)
+        np.testing.assert_allclose(unpack(packed), values.ravel(), atol=tolerance)
         json.dumps(packed)
     assert np.abs(unpack(pack(values, scale=0.5))).max() == pytest.approx(0.5)
     assert not unpack(pack(np.zeros(3))).any()
@@ -179,19 +179,19 @@ def test_packed_numbers_come_back():
 # The followed patch
 
 
-def test_the_followed_patch_is_chosen(call, tmp_path):
+def test_patch_option_selects_the_followed_patch(call, tmp_path):
     Image.fromarray(CLOTHES[0][..., 0]).save(tmp_path / "one.png")
-    words = ("inspect", "fashion", tmp_path / "one.png", "--output", tmp_path / "out")
-    done = call(*words, "--patch", 1, 5, "--inside", "-1", "--json")
+    arguments = ("inspect", "fashion", tmp_path / "one.png", "--output", tmp_path / "out")
+    done = call(*arguments, "--patch", 1, 5, "--inside", "-1", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["followed"] == {"row": 1, "column": 5}
     bundle = vitrail.load("fashion")
-    seen = vitrail.look(bundle.model, bundle.preprocess([CLOTHES[0]]))
-    walked = {step["key"]: step["values"] for step in document["pictures"][0]["walk"]}
-    expected = seen.steps["blocks.2"][0, 1 + 1 * 7 + 5, :6]
-    assert walked["blocks.2"] == pytest.approx(expected.tolist(), rel=1e-4)
-    assert [one["layer"] for one in document["pictures"][0]["inside"]] == [4]
+    activations = vitrail.look(bundle.model, bundle.preprocess([CLOTHES[0]]))
+    values = {step["key"]: step["values"] for step in document["pictures"][0]["walk"]}
+    expected = activations.steps["blocks.2"][0, 1 + 1 * 7 + 5, :6]
+    assert values["blocks.2"] == pytest.approx(expected.tolist(), rel=1e-4)
+    assert [entry["layer"] for entry in document["pictures"][0]["inside"]] == [4]
     for wrong, message in (
         (("--patch", 7, 0), "a row from 0 to 6 and a column from 0 to 6, got 7 0."),
         (("--patch", -1, 0), "got -1 0"),
@@ -199,12 +199,12 @@ def test_the_followed_patch_is_chosen(call, tmp_path):
         (("--patch",), "--patch must be two integers, ROW COLUMN, got nothing."),
         (("--inside", 5), "Layer must be from 0 to 4"),
     ):
-        done = call(*words, "--force", *wrong)
+        done = call(*arguments, "--force", *wrong)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert message in done.stderr
 
 
-def test_a_family_without_places_follows_nothing():
+def test_patch_and_inside_are_rejected_for_other_families():
     with pytest.raises(UsageError, match="Patch must be omitted for family mlp"):
         vitrail.inspect("MLP-Nano", CLOTHES[:1], patch=(0, 0))
     with pytest.raises(UsageError, match="Inside must be omitted for family resnet"):
@@ -222,82 +222,86 @@ def test_a_family_without_places_follows_nothing():
         ({"heads": 0}, "Heads must be a list of integers, got 0."),
     ],
 )
-def test_what_is_followed_and_opened_is_counted_in_integers(settings, message):
-    with pytest.raises(UsageError) as refused:
+def test_wrong_types_of_options_are_rejected(settings, message):
+    with pytest.raises(UsageError) as error:
         vitrail.inspect("ViT-Nano/7", CLOTHES[:1], **settings)
-    assert str(refused.value) == message
+    assert str(error.value) == message
 
 
 # The inside of a layer
 
 
-@pytest.mark.parametrize(("name", "changes"), [one for one in KINDS if one[0].startswith(("ViT", "Hybrid", "iGPT"))])
-def test_the_inside_of_a_layer_is_that_of_the_model(name, changes):
-    model, _ = kind(name, changes)
+@pytest.mark.parametrize(
+    ("name", "changes"), [variant for variant in VARIANTS if variant[0].startswith(("ViT", "Hybrid", "iGPT"))]
+)
+def test_inside_values_equal_those_of_the_model(name, changes):
+    model, _ = random_model(name, changes)
     height, width = model.config.resolution
-    eye = vitrail.Preprocess(resolution=(height, width), mean=(0.5,), std=(0.5,), crop_fraction=1.0)
-    bundle = vitrail.Bundle(model=model, preprocess=eye)
-    found = compute_panels(bundle, CLOTHES[:1], inside=[1], patch=(1, 0))
-    (inside,) = found.to_json()["pictures"][0]["inside"]
-    seen = vitrail.look(model, eye([CLOTHES[0]]), inside=[1])
+    preprocess = vitrail.Preprocess(resolution=(height, width), mean=(0.5,), std=(0.5,), crop_fraction=1.0)
+    bundle = vitrail.Bundle(model=model, preprocess=preprocess)
+    results = compute_panels(bundle, CLOTHES[:1], inside=[1], patch=(1, 0))
+    (inside,) = results.to_json()["pictures"][0]["inside"]
+    activations = vitrail.look(model, preprocess([CLOTHES[0]]), inside=[1])
     token = model.config.prefix + model.config.grid[1]
-    attention = seen.attention[1][0, :, token].numpy()
+    attention = activations.attention[1][0, :, token].numpy()
     for head, row in enumerate(inside["heads"]):
         scores = np.array([-np.inf if score is None else score for score in row["scores"]])
         shares = np.exp(scores - scores.max())
         np.testing.assert_allclose(row["weights"], shares / shares.sum(), atol=1e-3)
         np.testing.assert_allclose(row["weights"], attention[head], atol=1e-4)
     for step in ("msa", "z1", "z2"):
-        length = seen.steps[f"blocks.1.{step}"][0, token].norm()
+        length = activations.steps[f"blocks.1.{step}"][0, token].norm()
         assert inside["lengths"][step] == pytest.approx(float(length), rel=1e-4)
-    assert inside["lengths"]["out"] == pytest.approx(float(seen.steps["blocks.1"][0, token].norm()), rel=1e-4)
+    assert inside["lengths"]["out"] == pytest.approx(float(activations.steps["blocks.1"][0, token].norm()), rel=1e-4)
     walkthrough, norm1 = walkthrough_of(model), model.blocks[1].norm1
-    is_pre = next(iter(walkthrough.layer_equations(1))) == "norm1"
-    entering = (walkthrough.layer_input(1, seen) if is_pre else seen.steps["blocks.1.middle"]).detach()
-    torch.testing.assert_close(norm1(entering), seen.steps["blocks.1.norm1"])
-    numbers = entering[0, token]
-    used = {
+    is_pre_norm = next(iter(walkthrough.layer_equations(1))) == "norm1"
+    norm_input = (
+        walkthrough.layer_input(1, activations) if is_pre_norm else activations.steps["blocks.1.middle"]
+    ).detach()
+    torch.testing.assert_close(norm1(norm_input), activations.steps["blocks.1.norm1"])
+    numbers = norm_input[0, token]
+    statistics = {
         torch.nn.LayerNorm: {"mean": float(numbers.mean()), "deviation": float(numbers.std(correction=0))},
         torch.nn.RMSNorm: {"rms": float(numbers.square().mean().sqrt())},
         TokenBatchNorm: None,
     }[type(norm1)]
-    assert inside["norms"].get("norm1") == (used and pytest.approx(used, rel=1e-4, abs=1e-6))
+    assert inside["norms"].get("norm1") == (statistics and pytest.approx(statistics, rel=1e-4, abs=1e-6))
 
 
-def test_equations_have_the_offsets_of_the_model():
+def test_equations_have_biases_if_the_model_has():
     for name, setting in (("ViT-Nano/7", "qkv_bias"), ("iGPT-Micro", "bias")):
-        for has in (True, False):
-            model, _ = kind(name, {setting: has})
+        for has_bias in (True, False):
+            model, _ = random_model(name, {setting: has_bias})
             equations, attention = walkthrough_of(model).layer_equations(0), model.blocks[0].attn
             for part, linear in {**dict.fromkeys("qkv", attention.qkv), "msa": attention.proj}.items():
                 assert (" + b_" in equations[part]) == (linear.bias is not None)
 
 
-def test_only_the_layers_that_are_asked_for_are_opened(monkeypatch):
-    opened = []
+def test_only_selected_layers_are_recorded_inside(monkeypatch):
+    recorded = []
     original = vitrail.models.activations.look
 
-    def watched(model, images, **settings):
-        opened.append(set(settings["inside"]))
+    def recording_look(model, images, **settings):
+        recorded.append(set(settings["inside"]))
         return original(model, images, **settings)
 
-    monkeypatch.setattr("vitrail.reports.inspect.panel_results.look", watched)
+    monkeypatch.setattr("vitrail.reports.inspect.panel_results.look", recording_look)
     compute_panels(vitrail.load("fashion"), CLOTHES[:2], other_images=CLOTHES[2:4], inside=[0, -1])
-    assert opened == [{0, 4}, {0, 4}, set(), set()]
+    assert recorded == [{0, 4}, {0, 4}, set(), set()]
 
 
 # Runs and names
 
 
-def test_a_run_shows_what_grows(call, tmp_path):
+def test_snapshots_of_a_run_are_in_the_growth_panel(call, tmp_path):
     run = tmp_path / "run"
     vitrail.train("digits", "ViT-Pico/2", steps=4, batch=16, snapshots=3, output=run)
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "one.png")
     done = call("inspect", run, tmp_path / "one.png", "--output", tmp_path / "out", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    grown = json.loads(done.stdout)["growth"]
-    assert [row["step"] for row in grown] == [0, 1, 2, 4]
-    for row in grown:
+    growth = json.loads(done.stdout)["growth"]
+    assert [row["step"] for row in growth] == [0, 1, 2, 4]
+    for row in growth:
         bundle = vitrail.load(run / "snapshots" / f"step-{row['step']:09d}")
         model = bundle.model
         assert row["positions"] == structure(position_table(model), (4, 4))._asdict()
@@ -305,19 +309,19 @@ def test_a_run_shows_what_grows(call, tmp_path):
         expected = [measure_heads(attention[layer], model.layout()).of_uniform[0] for layer in range(4)]
         np.testing.assert_allclose(row["attention_distance_of_uniform"], expected, atol=1e-5)
     assert (tmp_path / "out" / "figures" / "growth-positions.svg").exists()
-    found = vitrail.inspect(run / "bundle", str(tmp_path / "one.png"))
-    assert "growth" not in found.numbers
+    inspection = vitrail.inspect(run / "bundle", str(tmp_path / "one.png"))
+    assert "growth" not in inspection.numbers
     for folder in (run / "snapshots").iterdir():
         folder.rename(tmp_path / folder.name)
     (note,) = vitrail.inspect(run, str(tmp_path / "one.png")).notes
-    assert note.endswith("train with --snapshots N to see what grows")
+    assert note.endswith("train with --snapshots N to see how it changes")
 
 
-def test_a_models_name_is_a_model_without_training():
-    found = vitrail.inspect("ViT-Nano/7", CLOTHES[:1])
-    assert not found.numbers["trained"]
-    assert found.notes == ["ViT-Nano/7 is the name of a model: its weights are new and random"]
-    assert found.numbers["pictures"] == vitrail.inspect("ViT-Nano/7", CLOTHES[:1]).numbers["pictures"]
+def test_model_name_gives_an_untrained_model():
+    inspection = vitrail.inspect("ViT-Nano/7", CLOTHES[:1])
+    assert not inspection.numbers["trained"]
+    assert inspection.notes == ["ViT-Nano/7 is the name of a model: its weights are new and random"]
+    assert inspection.numbers["pictures"] == vitrail.inspect("ViT-Nano/7", CLOTHES[:1]).numbers["pictures"]
 
 
 # Notebooks
@@ -325,38 +329,38 @@ def test_a_models_name_is_a_model_without_training():
 EVIL = "<script>alert(1)</script>"
 
 
-def test_results_have_displays_that_stay_text():
+def test_notebook_displays_escape_labels():
     bundle = vitrail.load("fashion")
     bundle = vitrail.Bundle(
         model=bundle.model, preprocess=bundle.preprocess, labels=[f"{EVIL}{label}" for label in bundle.labels]
     )
-    answers = vitrail.predict(bundle, CLOTHES[:25])
-    seen = vitrail.look(bundle.model, bundle.preprocess([CLOTHES[0]]), inside=[0])
+    predictions = vitrail.predict(bundle, CLOTHES[:25])
+    activations = vitrail.look(bundle.model, bundle.preprocess([CLOTHES[0]]), inside=[0])
     scores = vitrail.evaluate("fashion", "fashion-40")
     result = vitrail.train("digits", "ViT-Pico/2", steps=1, batch=16)
     for display, expected in (
         (bundle._repr_html_(), ("ViT-Fashion/4", "381,610", "&lt;script&gt;", "and 5 more")),
-        (answers._repr_html_(), ("&lt;script&gt;", "and 5 more", "image 0", f"{answers[0].score:.3f}")),
-        (seen._repr_html_(), ("blocks.0.q", "1 x 3 x 50 x 32", "attention[4]")),
+        (predictions._repr_html_(), ("&lt;script&gt;", "and 5 more", "image 0", f"{predictions[0].score:.3f}")),
+        (activations._repr_html_(), ("blocks.0.q", "1 x 3 x 50 x 32", "attention[4]")),
         (scores._repr_html_(), (f"{scores.accuracy:.1%}",)),
         (result._repr_html_(), ("1 step in", "ViT-Pico/2", result.sentence.split(" (")[0])),
     ):
         assert "<script" not in display
-        for words in expected:
-            assert words in display
-    assert isinstance(answers, list)
-    assert len(answers[:2]) == 2
+        for text in expected:
+            assert text in display
+    assert isinstance(predictions, list)
+    assert len(predictions[:2]) == 2
 
 
-def test_an_inspection_is_a_page_and_its_numbers(tmp_path):
-    found = vitrail.inspect("fashion", CLOTHES[:1], layers=[0], heads=[0])
-    assert found.folder is None
-    assert repr(found) == "Inspection(fashion, 1 image)"
-    assert found._repr_html_().startswith('<iframe srcdoc="&lt;!doctype html&gt;')
-    saved = found.save(tmp_path / "out")
+def test_inspection_saves_its_page_and_numbers(tmp_path):
+    inspection = vitrail.inspect("fashion", CLOTHES[:1], layers=[0], heads=[0])
+    assert inspection.folder is None
+    assert repr(inspection) == "Inspection(fashion, 1 image)"
+    assert inspection._repr_html_().startswith('<iframe srcdoc="&lt;!doctype html&gt;')
+    saved = inspection.save(tmp_path / "out")
     assert repr(saved).endswith("out/index.html)")
-    assert (tmp_path / "out" / "index.html").read_text() == found.page
-    assert json.loads((tmp_path / "out" / "inspect.json").read_text()) == found.numbers
+    assert (tmp_path / "out" / "index.html").read_text() == inspection.page
+    assert json.loads((tmp_path / "out" / "inspect.json").read_text()) == inspection.numbers
     with pytest.raises(UsageError, match="must not exist yet"):
         vitrail.inspect("fashion", CLOTHES[:1], output=tmp_path / "out")
     with pytest.raises(UsageError, match=r"got 'patches'\. Did you mean 'patch'"):
@@ -375,22 +379,22 @@ cells = [
 ]
 notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
 NotebookClient(notebook, timeout=300).execute()
-json.dump([[dict(one) for one in cell.outputs] for cell in notebook.cells], open(sys.argv[1], "w"))
+json.dump([[dict(output) for output in cell.outputs] for cell in notebook.cells], open(sys.argv[1], "w"))
 """
 
 
 @pytest.mark.slow
-def test_a_real_notebook_shows_them(tmp_path):
-    """With the kernel of Jupyter, which has no widgets here."""
+def test_jupyter_notebook_shows_the_displays(tmp_path):
+    """Runs a notebook with the kernel of Jupyter, without widgets."""
     for package in ("nbclient", "ipykernel"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    shown = tmp_path / "shown.json"
-    # In a process of its own, as Jupyter's own packages warn.
-    subprocess.run([sys.executable, "-c", NOTEBOOK, str(shown)], check=True, capture_output=True)
-    bundle, answers, result, page = json.loads(shown.read_text())
+    outputs = tmp_path / "outputs.json"
+    # Run in a separate process, because packages of Jupyter give warnings.
+    subprocess.run([sys.executable, "-c", NOTEBOOK, str(outputs)], check=True, capture_output=True)
+    bundle, predictions, result, page = json.loads(outputs.read_text())
     assert "ViT-Fashion/4" in bundle[-1]["data"]["text/html"]
-    assert answers[-1]["data"]["text/html"].count("<tr>") == 4
+    assert predictions[-1]["data"]["text/html"].count("<tr>") == 4
     assert '<progress value="1.0000"' in result[-2]["data"]["text/html"]
     assert "3 steps in" in result[-1]["data"]["text/html"]
     assert page[-1]["data"]["text/html"].startswith("<iframe srcdoc=")
