@@ -365,10 +365,12 @@ def _find_twins(thumbnails: np.ndarray) -> Iterator[list[tuple[int, bool]]]:
         flipped = pattern.reshape(half, half)[:, ::-1].reshape(-1)
         for other_hashes, own_pattern, is_mirrored in ((hashes, pattern, False), (mirrored, flipped, True)):
             distances = np.bitwise_count(other_hashes[:index] ^ hashes[index])
-            near = np.flatnonzero(distances <= _MAX_HASH_BITS)
-            if len(near) > _MAX_CANDIDATES:
-                near = near[np.argsort(distances[near], kind="stable")[:_MAX_CANDIDATES]]
-            twins += [(other, is_mirrored) for other in near[patterns[near] @ own_pattern >= _MIN_CORRELATION].tolist()]
+            nearest = np.flatnonzero(distances <= _MAX_HASH_BITS)
+            if len(nearest) > _MAX_CANDIDATES:
+                nearest = nearest[np.argsort(distances[nearest], kind="stable")[:_MAX_CANDIDATES]]
+            twins += [
+                (other, is_mirrored) for other in nearest[patterns[nearest] @ own_pattern >= _MIN_CORRELATION].tolist()
+            ]
         yield twins
 
 

@@ -53,14 +53,14 @@ def _image_sizes(images: Photos) -> np.ndarray:
 def mix(images_BCHW: Tensor, mixture: Mixture) -> Tensor:
     """Return normalised images mixed in pairs by Mixup or CutMix, as `mixture` states."""
     device = images_BCHW.device
-    others = images_BCHW[torch.from_numpy(mixture.partner).to(device)]
+    partners = images_BCHW[torch.from_numpy(mixture.partner).to(device)]
     is_cut = mixture.boxes[:, 2] * mixture.boxes[:, 3] > 0
     share = torch.from_numpy(np.where(is_cut, 1.0, mixture.share)).to(device, images_BCHW.dtype)[:, None, None, None]
-    mixed = images_BCHW * share + others * (1 - share)
+    mixed = images_BCHW * share + partners * (1 - share)
     if not is_cut.any():
         return mixed
     top, left, tall, wide = torch.from_numpy(mixture.boxes).to(device).T[..., None, None, None]
     rows = torch.arange(images_BCHW.shape[2], device=device)[None, None, :, None]
     columns = torch.arange(images_BCHW.shape[3], device=device)[None, None, None, :]
     inside = (rows >= top) & (rows < top + tall) & (columns >= left) & (columns < left + wide)
-    return torch.where(inside, others, mixed)
+    return torch.where(inside, partners, mixed)
