@@ -127,7 +127,7 @@ def convert(
     }
     if imported.open_peer is not None:
         report["proofs"].append(
-            _prove(
+            _prove_conversion(
                 imported.verifier,
                 imported.open_peer,
                 imported.bundle,
@@ -398,7 +398,9 @@ def _write_in_format(
         if card := target.card(bundle):
             write_text(folder / CARD, card)
         open_peer = functools.partial(target.open_written, config, folder)
-        proof = _prove(target.verifier or target.name, open_peer, bundle, images, is_output=True, verifies=verifies)
+        proof = _prove_conversion(
+            target.verifier or target.name, open_peer, bundle, images, is_output=True, verifies=verifies
+        )
         write_json(
             folder / "vitrail.json",
             {
@@ -413,7 +415,7 @@ def _write_in_format(
     return proof, notes
 
 
-def _prove(
+def _prove_conversion(
     library: str,
     open_peer: Callable[[], Forward],
     bundle: Bundle,

@@ -15,7 +15,7 @@ DOCUMENTS = ("config.json", "preprocessor_config.json", "vitrail.json")
 """JSON documents in the folder of a checkpoint: those of other libraries, and `vitrail.json`."""
 ENDINGS = (".safetensors", ".npz", *PICKLES)
 """Endings of checkpoints."""
-READ_FILES = (*DOCUMENTS, CARD, MANIFEST, "preprocess.json", "labels.json", "provenance.json", DECISION_RULE_FILE)
+METADATA_FILES = (*DOCUMENTS, CARD, MANIFEST, "preprocess.json", "labels.json", "provenance.json", DECISION_RULE_FILE)
 """Files that are read in addition to the tensors, of other libraries and of bundles."""
 WEIGHTS = (
     "model.safetensors",

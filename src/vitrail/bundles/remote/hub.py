@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from vitrail.bundles.file_names import READ_FILES, WEIGHTS, choose_weights, read_index
+from vitrail.bundles.file_names import METADATA_FILES, WEIGHTS, choose_weights, read_index
 from vitrail.bundles.remote.base import Download, Remote, check_sha256
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
 from vitrail.core.files import checksum
@@ -29,7 +29,7 @@ class Hub(Remote):
         client = _import_client(address)
         snapshot = _list_repository(client, repository, revision)
         weights_name = choose_weights(snapshot.names, f"hf:{snapshot.repository}")
-        documents = [_fetch_file(client, snapshot, name) for name in snapshot.names if name in READ_FILES]
+        documents = [_fetch_file(client, snapshot, name) for name in snapshot.names if name in METADATA_FILES]
         # Fetched by the revision that the user named, because the client caches its commit for use offline.
         files = [_fetch_file(client, snapshot, weights_name, revision or client.constants.DEFAULT_REVISION)]
         if files[0].parent.name != snapshot.commit:
@@ -106,7 +106,7 @@ def _list_repository(client: ModuleType, repository: str, revision: str | None) 
 
 def _find_cached_folder(client: ModuleType, repository: str, revision: str | None) -> Path | None:
     """Return the folder of a repository in the client's cache, if it has been fetched before."""
-    for name in (*WEIGHTS, *READ_FILES):
+    for name in (*WEIGHTS, *METADATA_FILES):
         cached_path = client.try_to_load_from_cache(repository, name, revision=revision)
         if isinstance(cached_path, str):
             return Path(cached_path).parent
