@@ -8,8 +8,8 @@ from vitrail.lab.trial import pack
 from vitrail.lab.trial_results import Results
 
 
-class Filled:
-    """Invented results of a lab."""
+class InventedResults:
+    """Invented results of trials, in a file as a lab writes it."""
 
     def __init__(self, folder, question, count=2000):
         self.results = Results(folder / "results.jsonl", "x", question.lab.sizes[0])
@@ -17,27 +17,28 @@ class Filled:
         self.generator = np.random.default_rng(0)
 
     def put(self, trial, **result):
+        """Add the result of a trial."""
         self.results.add({"key": trial.trial_id("x"), "cell": trial.to_json(), "result": result, "measured": {}})
 
-    def train(self, trial, accuracy, **more):
+    def train(self, trial, accuracy, **fields):
         """Add a trained trial of this accuracy, and the trials that choose its learning rate."""
         for rate in RATES:
             for rate_trial in self.results.rate_trials(trial):
                 if not self.results.has(rate_trial):
-                    self.put(rate_trial, **self.answers(accuracy), validation_accuracy=accuracy - rate)
-        done = self.results.resolve(trial)
-        if not self.results.has(done):
-            self.put(done, **self.answers(accuracy), **more)
+                    self.put(rate_trial, **self.predictions(accuracy), validation_accuracy=accuracy - rate)
+        resolved = self.results.resolve(trial)
+        if not self.results.has(resolved):
+            self.put(resolved, **self.predictions(accuracy), **fields)
 
-    def answers(self, accuracy):
-        """Return predictions of this accuracy: nearly the same images are wrong every time."""
+    def predictions(self, accuracy):
+        """Return the result of a model with this accuracy. Nearly the same images are wrong every time."""
         right = (np.arange(self.count) + 0.5) / self.count < accuracy
         flipped = self.generator.choice(self.count, 4, replace=False)
         right[flipped[:2]], right[flipped[2:]] = True, False
-        predictions = {"right": pack(right), "count": self.count, "accuracy": float(right.mean())}
-        return {"training_accuracy": 1.0, "curve": [], **predictions}
+        correctness = {"right": pack(right), "count": self.count, "accuracy": float(right.mean())}
+        return {"training_accuracy": 1.0, "curve": [], **correctness}
 
 
-def states(question, filled, level=0.05):
-    question.read(filled.results)
+def states(question, invented, level=0.05):
+    question.read(invented.results)
     return verdict_states(question, level)

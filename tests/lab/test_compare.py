@@ -16,7 +16,7 @@ import torch
 from scipy import stats
 
 import vitrail
-from tests.made_up import Filled
+from tests.made_up import InventedResults
 from vitrail.core.errors import CorruptFileError, MissingError, UsageError
 from vitrail.core.intervals import t_quantile, t_tail
 from vitrail.data.dataset import Dataset, Split
@@ -101,11 +101,11 @@ def test_small_presets_have_equal_cost():
 
 def test_restored_images_equal_stored_images(tmp_path):
     store(DIGITS, tmp_path / "images")
-    back = restore(tmp_path / "images")
-    assert (back.labels, back.size, back.fingerprint) == (DIGITS.labels, DIGITS.size, DIGITS.fingerprint)
+    restored = restore(tmp_path / "images")
+    assert (restored.labels, restored.size, restored.fingerprint) == (DIGITS.labels, DIGITS.size, DIGITS.fingerprint)
     for part in ("training", "validation", "test"):
-        np.testing.assert_array_equal(getattr(back, part).images, getattr(DIGITS, part).images)
-        np.testing.assert_array_equal(getattr(back, part).labels, getattr(DIGITS, part).labels)
+        np.testing.assert_array_equal(getattr(restored, part).images, getattr(DIGITS, part).images)
+        np.testing.assert_array_equal(getattr(restored, part).labels, getattr(DIGITS, part).labels)
 
 
 # Permutations
@@ -116,15 +116,15 @@ def test_permutation_moves_pixels_of_its_level(level):
     order = permutation(level, (8, 8), (2, 2), 0)
     assert sorted(order.tolist()) == list(range(64))
     patches = torch.arange(64).view(8, 8).view(4, 2, 4, 2).permute(0, 2, 1, 3).reshape(16, 4)
-    moved = order.view(8, 8).view(4, 2, 4, 2).permute(0, 2, 1, 3).reshape(16, 4)
-    same_patch = [set(row.tolist()) in [set(patch.tolist()) for patch in patches] for row in moved]
+    permuted = order.view(8, 8).view(4, 2, 4, 2).permute(0, 2, 1, 3).reshape(16, 4)
+    same_patch = [set(row.tolist()) in [set(patch.tolist()) for patch in patches] for row in permuted]
     assert all(same_patch) == (level != "pixels")
-    others = [permutation(level, (8, 8), (2, 2), seed).tolist() for seed in (0, 1, 2)]
-    assert others[0] == order.tolist()
-    assert others[0] != others[1] != others[2] != others[0]  # permutations differ between seeds
+    by_seed = [permutation(level, (8, 8), (2, 2), seed).tolist() for seed in (0, 1, 2)]
+    assert by_seed[0] == order.tolist()
+    assert by_seed[0] != by_seed[1] != by_seed[2] != by_seed[0]
     if level == "within":
-        assert [set(row.tolist()) for row in moved] == [set(patch.tolist()) for patch in patches]
-        assert len({tuple((row - row.min()).tolist()) for row in moved}) == 1
+        assert [set(row.tolist()) for row in permuted] == [set(patch.tolist()) for patch in patches]
+        assert len({tuple((row - row.min()).tolist()) for row in permuted}) == 1
 
 
 def test_permute_input_equals_permuting_images():
@@ -132,9 +132,9 @@ def test_permute_input_equals_permuting_images():
     torch.nn.init.normal_(model.head.weight)
     images = torch.rand(3, 1, 8, 8)
     order = permutation("pixels", (8, 8), (2, 2), 3)
-    wanted = model(images.flatten(2)[..., order].view(images.shape))
+    expected = model(images.flatten(2)[..., order].view(images.shape))
     permute_input(model, "pixels", (2, 2), 3)
-    torch.testing.assert_close(model(images), wanted)
+    torch.testing.assert_close(model(images), expected)
 
 
 # Statistics
@@ -170,11 +170,11 @@ def test_intervals_cover_the_true_difference():
 def test_combine_matches_welch_test():
     values, other_values = np.array([1.0, 2.0, 4.0]), np.array([2.0, 2.5, 3.0, 9.0])
     parts = [Estimate(x.mean(), x.std(ddof=1) / math.sqrt(len(x)), len(x) - 1) for x in (values, other_values)]
-    together = combine((1.0, parts[0]), (-1.0, parts[1]))
+    combined = combine((1.0, parts[0]), (-1.0, parts[1]))
     expected = stats.ttest_ind(values, other_values, equal_var=False)
-    assert together.p_value == pytest.approx(expected.pvalue, rel=1e-9)
-    assert together.freedom == pytest.approx(expected.df, rel=1e-9)
-    assert together.interval() == pytest.approx(tuple(expected.confidence_interval()), rel=1e-9)
+    assert combined.p_value == pytest.approx(expected.pvalue, rel=1e-9)
+    assert combined.freedom == pytest.approx(expected.df, rel=1e-9)
+    assert combined.interval() == pytest.approx(tuple(expected.confidence_interval()), rel=1e-9)
 
 
 def test_pool_matches_the_pooled_variance():
@@ -239,12 +239,12 @@ def test_verdict_needs_an_interval_that_excludes_zero(value, error, state):
 def test_verdict_needs_both_halves_of_the_seeds_and_rates_within_the_range():
     clear = Estimate(0.1, 0.001, 10, halves=(0.15, 0.05))
     assert Verdict("C1", "trained", clear).state(0.05) == "supported"
-    for doubted, why in (
+    for estimate, doubt in (
         (clear._replace(halves=(0.25, -0.05)), "unsteady"),
         (clear._replace(is_cut_off=True), "cut-off"),
     ):
-        verdict = Verdict("C1", "trained", doubted)
-        assert (verdict.state(0.05), verdict.doubt) == ("cannot tell", why)
+        verdict = Verdict("C1", "trained", estimate)
+        assert (verdict.state(0.05), verdict.doubt) == ("cannot tell", doubt)
     equal = Verdict("C20", "trained", Estimate(0.001, 0.001, 10, halves=(0.004, -0.002)), margin=0.01)
     assert equal.state(0.05) == "supported"
     unequal = Verdict("C20", "trained", Estimate(0.001, 0.001, 10, halves=(0.012, -0.010)), margin=0.01)
@@ -269,7 +269,7 @@ def test_corrupt_images_of_a_lab_are_prepared_again(tmp_path):
 def test_trial_id_depends_on_task_settings_inputs_and_images_only():
     trial = Trial("a:b", {"x": 1, "y": [2]}, work=3.0)
     assert trial.trial_id("images") == Trial("a:b", {"y": [2], "x": 1}, work=9.0).trial_id("images")
-    others = [
+    changed_trials = [
         Trial("a:c", trial.settings),
         Trial("a:b", {"x": 2, "y": [2]}),
         Trial("a:b", trial.settings, inputs=(trial,)),
@@ -279,12 +279,12 @@ def test_trial_id_depends_on_task_settings_inputs_and_images_only():
             {
                 trial.trial_id("images"),
                 trial.trial_id("others"),
-                *(other_trial.trial_id("images") for other_trial in others),
+                *(changed.trial_id("images") for changed in changed_trials),
             }
         )
         == 5
     )
-    assert Trial.from_json(json.loads(json.dumps(others[2].to_json()))) == others[2]
+    assert Trial.from_json(json.loads(json.dumps(changed_trials[2].to_json()))) == changed_trials[2]
 
 
 def test_new_model_setting_at_its_default_keeps_trial_ids(tmp_path):
@@ -313,9 +313,9 @@ def test_plan_takes_rounds_of_all_questions_in_turn_within_the_budget(tmp_path):
     lab = Lab(DIGITS, ("vit",), (300,), 2, 1000)
     questions = {name: Turns(name, lab) for name in ("one", "two")}
     results = Results(tmp_path / "results.jsonl", "x", 300)
-    everything = make_plan(questions, results, {"vit": 1.0}, budget=None, jobs=1)
-    assert (everything.taken, everything.dropped) == ({"one": 3, "two": 3}, ())
-    assert everything.seconds == pytest.approx(140, rel=0.05)
+    full_plan = make_plan(questions, results, {"vit": 1.0}, budget=None, jobs=1)
+    assert (full_plan.taken, full_plan.dropped) == ({"one": 3, "two": 3}, ())
+    assert full_plan.seconds == pytest.approx(140, rel=0.05)
     partial_plan = make_plan(questions, results, {"vit": 1.0}, budget=65.0, jobs=1)
     assert partial_plan.taken == {"one": 2, "two": 2}
     assert [line.partition(" (")[0] for line in partial_plan.dropped] == [
@@ -330,20 +330,20 @@ def test_plan_counts_the_training_that_a_measurement_needs(tmp_path):
     lab = Lab(DIGITS, ("vit",), (300,), 2, 1000)
     trained = lab.train("vit", count=300, seed=0)
 
-    class Looks(Question):
+    class MeasurementQuestion(Question):
         def rounds(self):
             return ([Trial("x:y", {}, (trained,), work=1.0)],)
 
     results = Results(tmp_path / "results.jsonl", "x", 300)
-    plan = make_plan({"looks": Looks("looks", lab)}, results, {"vit": trained.work}, budget=None, jobs=1)
+    plan = make_plan({"looks": MeasurementQuestion("looks", lab)}, results, {"vit": trained.work}, budget=None, jobs=1)
     assert plan.seconds == pytest.approx(4, abs=2.5)  # three learning rates, and one training
 
 
 def test_parse_budget_accepts_times_only():
     assert [parse_budget(text) for text in ("90s", "20m", "1.5h")] == [90, 1200, 5400]
-    for wrong in ("", "20", "m", "0m", "-3m", "1d"):
+    for text in ("", "20", "m", "0m", "-3m", "1d"):
         with pytest.raises(UsageError, match="Budget"):
-            parse_budget(wrong)
+            parse_budget(text)
 
 
 # Complete labs
@@ -391,9 +391,9 @@ def test_lab_writes_report_claims_and_bundles(tiny):
     # Two models: three rate trials each, four trainings each (two are rate trials already), and further rates.
     settings = [record["cell"]["settings"] for record in trained]
     rate_settings = [record for record in settings if (record["count"], record["seed"]) == (20, 0)]
-    beyond = [record["learning_rate"] for record in rate_settings if record["learning_rate"] not in RATES]
-    assert len(trained) == 2 * 3 + 2 * 4 - 2 + len(beyond)
-    assert set(beyond) <= {rate for rates in FURTHER_RATES.values() for rate in rates}
+    further_rates = [record["learning_rate"] for record in rate_settings if record["learning_rate"] not in RATES]
+    assert len(trained) == 2 * 3 + 2 * 4 - 2 + len(further_rates)
+    assert set(further_rates) <= {rate for rates in FURTHER_RATES.values() for rate in rates}
     lab = Lab(restore(folder / "images"), ("vit", "resnet"), (20, 100), TINY["seeds"], 256)
     results = Results(folder / "results.jsonl", lab.images.fingerprint, 20, len(lab.images.validation))
     all_trials = [trial for variant_trials in DataQuestion("data", lab).trials.values() for trial in variant_trials]
@@ -401,9 +401,9 @@ def test_lab_writes_report_claims_and_bundles(tiny):
     bundle = vitrail.load(folder / "cells" / trained[0]["key"])
     images = restore(folder / "images")
     with torch.no_grad():
-        answers = bundle.model(bundle.preprocess(list(images.test.images))).argmax(1).numpy()
+        predictions = bundle.model(bundle.preprocess(list(images.test.images))).argmax(1).numpy()
     right = unpack(trained[0]["result"]["right"], trained[0]["result"]["count"])
-    np.testing.assert_array_equal(answers == images.test.labels, right)
+    np.testing.assert_array_equal(predictions == images.test.labels, right)
 
 
 def test_same_command_again_runs_nothing(tiny, quick):
@@ -433,8 +433,10 @@ def test_report_keeps_earlier_questions(tiny, quick, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     options = {**TINY, "questions": ("position",), "budget": "1s"}  # its first round is a proof
-    both = compare("digits", copy, **options, jobs=1, tell=lambda _: None)
-    assert {claim["id"] for claim in document["claims"]} | {"C18", "C21"} <= {claim["id"] for claim in both["claims"]}
+    extended = compare("digits", copy, **options, jobs=1, tell=lambda _: None)
+    assert {claim["id"] for claim in document["claims"]} | {"C18", "C21"} <= {
+        claim["id"] for claim in extended["claims"]
+    }
     assert json.loads((copy / "plan.json").read_text())["rounds"] == {"data": 4, "position": 1}
 
 
@@ -511,10 +513,10 @@ def test_deleted_bundle_is_trained_again_for_a_pending_measurement(tmp_path):
     measured = results.get(measurement)
     shutil.rmtree(tmp_path / "cells")
     assert run() == before  # no measurement is pending
-    kept = [line for line in before if json.loads(line)["cell"]["of"] == []]
-    (tmp_path / "results.jsonl").write_text("\n".join(kept) + "\n")
+    training_lines = [line for line in before if json.loads(line)["cell"]["of"] == []]
+    (tmp_path / "results.jsonl").write_text("\n".join(training_lines) + "\n")
     results = Results(tmp_path / "results.jsonl", DIGITS.fingerprint, 20)
-    assert len(run()) == len(kept) + 2
+    assert len(run()) == len(training_lines) + 2
     assert results.get(measurement) == measured
 
 
@@ -594,12 +596,14 @@ def test_data_verdicts_follow_the_leads(tmp_path):
                     "validation_accuracy": 0.5,
                     "curve": [],
                 }
-                for item in (*results.rate_trials(trial), trial.clone_with(learning_rate=3e-4)):
-                    if results.has(item):
+                for required in (*results.rate_trials(trial), trial.clone_with(learning_rate=3e-4)):
+                    if results.has(required):
                         continue
-                    results.add({"key": item.trial_id("x"), "cell": item.to_json(), "result": result, "measured": {}})
+                    results.add(
+                        {"key": required.trial_id("x"), "cell": required.to_json(), "result": result, "measured": {}}
+                    )
         question.read(results)
-        states = {item.claim: item.state(0.01) for item in question.verdicts()}
+        states = {verdict.claim: verdict.state(0.01) for verdict in question.verdicts()}
         assert (states["C1"], states["C3"]) == (state, state)
         assert states["C2"] == ("cannot tell" if sign == 1 else "supported")
 
@@ -607,11 +611,11 @@ def test_data_verdicts_follow_the_leads(tmp_path):
 def test_table_columns_align_for_families_with_different_sizes(tmp_path):
     """One family may have sizes that another lacks, because questions share trials."""
     question = DataQuestion("data", Lab(DIGITS, ("vit", "resnet"), (300, 600, 1000), 2, 1000))
-    filled = Filled(tmp_path, question)
+    invented = InventedResults(tmp_path, question)
     for family, count in (("vit", 300), ("resnet", 300), ("resnet", 600), ("resnet", 1000), ("vit", 1000)):
         for trial in question.trials[family, count]:
-            filled.train(trial, 0.5 + count / 4000)
-    question.read(filled.results)
+            invented.train(trial, 0.5 + count / 4000)
+    question.read(invented.results)
     rows = re.findall("<tr>(.*?)</tr>", question.html(dict(question.figures())))
     assert [re.sub("<.*?>", "|", row).count("%") for row in rows[1:]] == [2, 3]
     assert [row.count("<td") for row in rows[1:]] == [6, 6]

@@ -43,8 +43,8 @@ def test_ring_shift_draws_every_shift_of_its_distance_and_no_other():
 def test_shuffle_keeps_blocks_whole_and_differs_between_images():
     image = torch.arange(64.0).view(1, 1, 8, 8).expand(5, 1, 8, 8).contiguous()
     moved = perturbations.shuffle((2, 2))(image, np.arange(5))
-    again = perturbations.shuffle((2, 2))(image[3:], np.arange(3, 5))
-    assert torch.equal(again, moved[3:])  # independent of the batch
+    last_two = perturbations.shuffle((2, 2))(image[3:], np.arange(3, 5))
+    assert torch.equal(last_two, moved[3:])  # independent of the batch
     corners = moved[:, 0, ::4, ::4].flatten(1).long()
     assert all(sorted(row.tolist()) == [0, 4, 32, 36] for row in corners)
     assert len({tuple(row.tolist()) for row in corners}) > 1
@@ -82,9 +82,9 @@ def test_linearised_ratio_has_the_error_of_the_bootstrap():
     values = perturbations.linearised_ratio(same, right)
     estimate = perturbations.mean_of(values)
     assert estimate.value == pytest.approx(4.5 / 6)
-    random_model = np.random.default_rng(0).integers(8, size=(20_000, 8))
-    random_model = random_model[right[random_model].sum(1) > 2]
-    spread = np.std(same[random_model].sum(1) / right[random_model].sum(1))
+    samples = np.random.default_rng(0).integers(8, size=(20_000, 8))
+    samples = samples[right[samples].sum(1) > 2]
+    spread = np.std(same[samples].sum(1) / right[samples].sum(1))
     assert estimate.error == pytest.approx(spread, rel=0.25)
     predictions = {
         "shift 1 0": PerturbedPredictions(right > 0, same > 0.4),
@@ -108,9 +108,9 @@ def test_linearised_ratio_has_the_error_of_the_bootstrap():
 def test_attention_distances_match_exact_values(grid, step, uniform, box):
     rows, columns = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
     near = (np.abs(rows[:, None] - rows) <= 1) & (np.abs(columns[:, None] - columns) <= 1)
-    both = np.stack([np.ones_like(near, float), near.astype(float)])
-    both /= both.sum(axis=2, keepdims=True)
-    measured = measure_heads(both[None], Layout(grid, (step, step), 0, "mean"))
+    attention = np.stack([np.ones_like(near, float), near.astype(float)])
+    attention /= attention.sum(axis=2, keepdims=True)
+    measured = measure_heads(attention[None], Layout(grid, (step, step), 0, "mean"))
     assert measured.distance[0].tolist() == pytest.approx([uniform, box], abs=5e-5)
     assert measured.of_uniform[0, 0] == pytest.approx(1)
 
@@ -178,28 +178,30 @@ def test_layer_similarity_has_a_jackknife_error():
     assert 0 < estimate.value <= 1
     assert estimate.freedom == 3
     assert internals.layer_similarity(model, torch.randn(20, 1, 28, 28)) is None
-    flat = internals.jackknife(2.0, np.array([1.0, 2.0, 3.0]))
-    assert flat.error == pytest.approx(np.std([-1, 0, 1], ddof=1) * 2 / math.sqrt(3))
+    estimate = internals.jackknife(2.0, np.array([1.0, 2.0, 3.0]))
+    assert estimate.error == pytest.approx(np.std([-1, 0, 1], ddof=1) * 2 / math.sqrt(3))
 
 
 def test_calibration_error_of_a_calibrated_and_an_overconfident_model():
     generator = np.random.default_rng(0)
     confidences = generator.uniform(0.5, 1, 2000)
     probabilities = np.stack([confidences, 1 - confidences], axis=1)
-    good = perturbations.measure_calibration(probabilities, generator.uniform(size=2000) < confidences, draws=50)
-    assert good.error.value < 2 * good.by_chance
-    bad = perturbations.measure_calibration(probabilities, generator.uniform(size=2000) < confidences - 0.2, draws=50)
-    assert bad.error.value == pytest.approx(0.2, abs=0.03)
-    assert bad.error.interval()[0] > bad.by_chance
-    assert perturbations.mean_of(bad.over).value == pytest.approx(0.2, abs=0.03)
+    calibrated = perturbations.measure_calibration(probabilities, generator.uniform(size=2000) < confidences, draws=50)
+    assert calibrated.error.value < 2 * calibrated.expected_error
+    overconfident = perturbations.measure_calibration(
+        probabilities, generator.uniform(size=2000) < confidences - 0.2, draws=50
+    )
+    assert overconfident.error.value == pytest.approx(0.2, abs=0.03)
+    assert overconfident.error.interval()[0] > overconfident.expected_error
+    assert perturbations.mean_of(overconfident.overconfidence).value == pytest.approx(0.2, abs=0.03)
 
 
 def test_predict_perturbed_compares_images_in_order():
     model = redraw(create("ViT-Pico/2"))
     images = torch.randn(40, 1, 8, 8)
     plain = perturbations.predict_probabilities(model, images).argmax(axis=1)
-    both = {"none": lambda images, _: images, "negative": lambda images, _: -images}
-    predictions = dict(perturbations.predict_perturbed(model, images, plain, both, plain=plain))
+    by_name = {"none": lambda images, _: images, "negative": lambda images, _: -images}
+    predictions = dict(perturbations.predict_perturbed(model, images, plain, by_name, plain=plain))
     assert predictions["none"].right.all()
     assert predictions["none"].same.all()
     assert 0 < predictions["negative"].same.mean() < 1

@@ -46,7 +46,7 @@ def profiled(bundles):
 
 def test_profile_shows_that_a_vit_without_positions_ignores_order(profiled):
     profiles, _, split = profiled
-    blind, cnn = (item.numbers for item in profiles)
+    blind, cnn = (bundle_profile.numbers for bundle_profile in profiles)
     assert len(split) == 40
     assert blind["accuracy"].estimate.value > 0.6
     assert blind["shuffle"].estimate.value == 1
@@ -55,7 +55,9 @@ def test_profile_shows_that_a_vit_without_positions_ignores_order(profiled):
     assert "nearest" in blind
     assert "nearest" not in cnn
     assert blind["accuracy"].reference == pytest.approx(0.1)
-    assert all(low <= item.estimate.value <= high + 1e-9 for item in blind.values() for low, high in [item.interval])
+    assert all(
+        low <= number.estimate.value <= high + 1e-9 for number in blind.values() for low, high in [number.interval]
+    )
     assert blind["shuffle"].interval == pytest.approx(wilson_interval(29, 29), abs=0.05)
     assert cnn["accuracy"].interval[1] <= 1
     assert set(profiles[0].accuracies) >= {"", "shuffle 4", "drop 0.5", "low 0.25", "high 0.25", "shift 3.57"}
@@ -71,8 +73,8 @@ def test_pairs_of_bundles_are_compared_on_the_same_images(profiled):
     same = Profile(
         "x", load("fashion"), {"a": Measurement(mean_of(np.arange(9.0)), np.arange(9.0))}, {}, {}, {}, None, [], {}
     )
-    (none,) = compare_pairs([same, same])
-    assert not none.is_significant
+    (contrast,) = compare_pairs([same, same])
+    assert not contrast.is_significant
 
 
 def test_profile_writes_page_figures_and_json(call, tmp_path, bundles, profiled, monkeypatch):
@@ -88,8 +90,8 @@ def test_profile_writes_page_figures_and_json(call, tmp_path, bundles, profiled,
     assert "위치 임베딩이 없는 ViT" in page
     assert len(list((tmp_path / "out" / "figures").glob("*.svg"))) == 20
     assert len(list((tmp_path / "out" / "figures").glob("*.ko.svg"))) == 10
-    again = call(*arguments, "--json")  # replaces the profile
-    assert json.loads(again.stdout) == document
+    replaced = call(*arguments, "--json")
+    assert json.loads(replaced.stdout) == document
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from tests.fake_lab import digits_lab
-from tests.made_up import Filled
+from tests.made_up import InventedResults
 from vitrail.lab import lab_report
 from vitrail.lab.question import Accuracies, Question, Verdict
 from vitrail.lab.questions.augmentation import AugmentationQuestion
@@ -52,7 +52,7 @@ def test_means_with_shared_noise_count_its_degrees_of_freedom_once():
     other = SeedNoise(noise.variance, 2)
     apart = sum_of_means([(1.0, [1.0, 2.0], noise), (-1.0, [3.0, 3.5], other)])
     assert apart.freedom == pytest.approx(4 / (1 / 4 + 1 / 2))  # Welch and Satterthwaite
-    same = SeedNoise(noise.variance, noise.freedom)  # another estimate, by chance of the same value
+    same = SeedNoise(noise.variance, noise.freedom)  # another estimate that has the same value
     assert sum_of_means([(1.0, [1.0, 2.0], noise), (-1.0, [3.0, 3.5], same)]).freedom == pytest.approx(8)
     assert math.isnan(sum_of_means([(1.0, [1.0], SeedNoise(math.nan, 0))]).error)
 
@@ -61,30 +61,32 @@ def test_false_positive_rate_of_equal_means_matches_the_level():
     """Two of four groups of two seeds with pooled noise: without an effect, 5 % are significant."""
     generator = np.random.default_rng(0)
 
-    def is_found():
+    def is_significant():
         groups = generator.normal(size=(4, 2)).tolist()
         noise = pool(groups)
         return sum_of_means([(1.0, groups[0], noise), (-1.0, groups[1], noise)]).p_value < LEVEL
 
-    assert rate(is_found, 3000) == pytest.approx(LEVEL, abs=0.012)
+    assert rate(is_significant, 3000) == pytest.approx(LEVEL, abs=0.012)
 
 
 # The smallest of several
 
 
-def random_model(generator, kinds, lead=0.0):
+def draw_leads(generator, variants, lead=0.0):
     """Draw the leads of several variants over one reference, with three seeds each."""
-    groups = generator.normal(size=(kinds + 1, 3))
-    groups[:kinds] += lead
+    groups = generator.normal(size=(variants + 1, 3))
+    groups[:variants] += lead
     noise = pool(groups.tolist())
-    return [sum_of_means([(1.0, groups[at], noise), (-1.0, groups[kinds], noise)]) for at in range(kinds)]
+    return [
+        sum_of_means([(1.0, groups[variant], noise), (-1.0, groups[variants], noise)]) for variant in range(variants)
+    ]
 
 
 def test_smallest_of_equal_values_is_rarely_contradicted():
     generator = np.random.default_rng(0)
 
     def is_contradicted():
-        return Verdict("P1", "trained", smallest(random_model(generator, 6))).state(LEVEL) == "contradicted"
+        return Verdict("P1", "trained", smallest(draw_leads(generator, 6))).state(LEVEL) == "contradicted"
 
     assert rate(is_contradicted, 1500) < 0.03  # 0.025 is the level; an interval of the smallest alone would give 0.09
 
@@ -149,11 +151,11 @@ def test_seed_noise_is_separate_for_each_size(tmp_path):
 
 def noises(question, folder):
     """Return the seed noise of every variant of a question with two seeds each."""
-    filled = Filled(folder, question)
+    invented = InventedResults(folder, question)
     for trials in question.trials.values():
         for trial in trials:
-            filled.train(trial, 0.8)
-    question.read(filled.results)
+            invented.train(trial, 0.8)
+    question.read(invented.results)
     return {name: question.accuracies.noise_of(name) for name in question.accuracies.right}
 
 
@@ -176,7 +178,7 @@ def test_false_positive_rate_matches_the_level_at_a_noisy_size():
     """Seeds differ twice as much with few images as elsewhere; 10,000 test images, three seeds, four families."""
     generator = np.random.default_rng(0)
 
-    def is_found():
+    def is_significant():
         hard = generator.normal(size=10_000)
         rights = []
         for _ in range(4):
@@ -185,7 +187,7 @@ def test_false_positive_rate_matches_the_level_at_a_noisy_size():
         noise = pool(right.mean(axis=1).tolist() for right in rights)
         return contrast([(1.0, rights[0], noise), (-1.0, rights[1], noise)]).p_value < LEVEL
 
-    assert rate(is_found, 150) < 0.09
+    assert rate(is_significant, 150) < 0.09
 
 
 # Log errors, gaps, curves
@@ -225,11 +227,11 @@ def test_draw_accuracies_share_images_and_include_seed_noise():
 def ask_about_data(folder, accuracy, sizes=(100, 300, 600, 1000)):
     """Return the data question and its verdicts for accuracies by family and size."""
     question = DataQuestion("data", digits_lab(sizes))
-    filled = Filled(folder, question)
+    invented = InventedResults(folder, question)
     for key, trials in question.trials.items():
         for trial in trials:
-            filled.train(trial, accuracy(*key))
-    question.read(filled.results)
+            invented.train(trial, accuracy(*key))
+    question.read(invented.results)
     return question, {verdict.claim: verdict for verdict in question.verdicts()}
 
 
@@ -280,22 +282,22 @@ def test_gap_error_includes_sampling_of_train_and_test_images(tmp_path):
     question, verdicts = ask_about_data(tmp_path, lambda _family, count: 0.5 if count == 100 else 0.8)
     gap = verdicts["C7"].estimate
     assert gap.value == pytest.approx(0.3, abs=0.01)
-    tested = question.accuracies.difference(("vit", 100), ("vit", 1000))
-    assert gap.parts[0].image_error == pytest.approx(tested.image_error)  # all training images were judged
-    assert tested.image_error == pytest.approx(math.sqrt(0.3 * 0.7 / 2000), rel=0.05)
+    test_difference = question.accuracies.difference(("vit", 100), ("vit", 1000))
+    assert gap.parts[0].image_error == pytest.approx(test_difference.image_error)  # all training images were evaluated
+    assert test_difference.image_error == pytest.approx(math.sqrt(0.3 * 0.7 / 2000), rel=0.05)
     question.training_accuracy = {("vit", 8000): 0.9, ("vit", 300): 0.9}
-    assert question._sampled(("vit", 8000)) == pytest.approx(math.sqrt(0.9 * 0.1 / 2000 * 0.75))
-    assert question._sampled(("vit", 300)) == 0
+    assert question._sampling_error(("vit", 8000)) == pytest.approx(math.sqrt(0.9 * 0.1 / 2000 * 0.75))
+    assert question._sampling_error(("vit", 300)) == 0
 
 
 def test_mixer_claim_needs_the_smallest_and_the_largest_size(tmp_path):
     question = DataQuestion("data", digits_lab((100, 300, 600)))
-    filled = Filled(tmp_path, question)
+    invented = InventedResults(tmp_path, question)
     for key, trials in question.trials.items():
         if key[0] == "vit" or key == ("mixer", 300):  # the largest size is missing
             for trial in trials:
-                filled.train(trial, 0.8)
-    question.read(filled.results)
+                invented.train(trial, 0.8)
+    question.read(invented.results)
     verdict = next(candidate for candidate in question.verdicts() if candidate.claim == "C34b")
     assert verdict.estimate is None
 
@@ -303,14 +305,14 @@ def test_mixer_claim_needs_the_smallest_and_the_largest_size(tmp_path):
 # Learning rates that are cut off
 
 
-def cut(filled, trial):
-    """Make each further rate better than the one before, up to the outermost."""
-    for rate_trial, share in zip(filled.results.rate_trials(trial), (0.5, 0.5, 0.6), strict=True):
-        filled.put(rate_trial, **filled.answers(0.8), fewshot=0.5, finetuned=0.5, validation_accuracy=share)
+def cut_off_rates(invented, trial):
+    """Add results in which each further learning rate is better, up to the outermost."""
+    for rate_trial, share in zip(invented.results.rate_trials(trial), (0.5, 0.5, 0.6), strict=True):
+        invented.put(rate_trial, **invented.predictions(0.8), fewshot=0.5, finetuned=0.5, validation_accuracy=share)
     for share in (0.8, 0.97):
-        filled.put(
-            filled.results.next_rate_trial(trial),
-            **filled.answers(0.8),
+        invented.put(
+            invented.results.next_rate_trial(trial),
+            **invented.predictions(0.8),
             fewshot=0.5,
             finetuned=0.5,
             validation_accuracy=share,
@@ -323,49 +325,49 @@ def test_transfer_is_cut_off_with_its_rates_and_includes_image_noise(tmp_path):
         question = TransferQuestion("transfer", lab)
         folder = tmp_path / str(is_cut)
         folder.mkdir()
-        filled = Filled(folder, question)
+        invented = InventedResults(folder, question)
         for number, (key, trials) in enumerate(question.trials.items()):
             for seed, trial in enumerate(trials):
                 if not seed and key == ("vit", "linear", 100) and is_cut:
-                    cut(filled, trial)
-                for rate_trial in filled.results.rate_trials(trial):
-                    if not filled.results.has(rate_trial):
-                        filled.put(rate_trial, fewshot=0.5, finetuned=0.5, validation_accuracy=0.5)
+                    cut_off_rates(invented, trial)
+                for rate_trial in invented.results.rate_trials(trial):
+                    if not invented.results.has(rate_trial):
+                        invented.put(rate_trial, fewshot=0.5, finetuned=0.5, validation_accuracy=0.5)
                 share = 0.5 + 0.3 * (key[2] == 300) + 0.001 * seed + 1e-5 * number
-                filled.put(filled.results.resolve(trial), fewshot=share, finetuned=share, validation_accuracy=0.97)
-        question.read(filled.results)
+                invented.put(invented.results.resolve(trial), fewshot=share, finetuned=share, validation_accuracy=0.97)
+        question.read(invented.results)
         verdict = next(question.verdicts())
         assert verdict.state(LEVEL) == ("cannot tell" if is_cut else "supported")
         assert verdict.doubt == ("cut-off" if is_cut else None)
     new = [lab.images.labels.index(name) for name in halves(lab.images)[1].labels]
-    tested = int(np.isin(lab.images.test.labels, new).sum())
+    test_count = int(np.isin(lab.images.test.labels, new).sum())
     estimate = question._estimate("fewshot", ("vit", "linear", 100))
-    assert estimate.image_error == pytest.approx(math.sqrt(0.5 * 0.5 / tested), rel=0.01)
+    assert estimate.image_error == pytest.approx(math.sqrt(0.5 * 0.5 / test_count), rel=0.01)
 
 
 def test_position_and_order_estimates_are_cut_off_with_their_rates(tmp_path):
     lab = digits_lab()
     question = PositionQuestion("position", lab)
-    filled = Filled(tmp_path, question)
-    for seed, trial in enumerate(question.fine):
-        filled.train(trial, 0.8, places=[[0, 0, 0.1, 0.1], [9, 0, 0.8, 0.5 + 0.001 * seed]])
-    question.read(filled.results)
+    invented = InventedResults(tmp_path, question)
+    for seed, trial in enumerate(question.fine_trials):
+        invented.train(trial, 0.8, places=[[0, 0, 0.1, 0.1], [9, 0, 0.8, 0.5 + 0.001 * seed]])
+    question.read(invented.results)
     verdict = next(question.verdicts())
     assert (verdict.estimate.value, verdict.doubt) == (pytest.approx(0.4005), None)
     assert len(verdict.estimate.parts) == 2
-    cut(filled, question.fine[0])
-    for seed, trial in enumerate(question.fine):
-        course = [[0, 0, 0.1, 0.1], [9, 0, 0.8, 0.5 + 0.001 * seed]]
-        filled.put(filled.results.resolve(trial), **filled.answers(0.8), places=course)
-    question.read(filled.results)
+    cut_off_rates(invented, question.fine_trials[0])
+    for seed, trial in enumerate(question.fine_trials):
+        curve = [[0, 0, 0.1, 0.1], [9, 0, 0.8, 0.5 + 0.001 * seed]]
+        invented.put(invented.results.resolve(trial), **invented.predictions(0.8), places=curve)
+    question.read(invented.results)
     assert next(question.verdicts()).doubt == "cut-off"
     question = OrderQuestion("order", lab)
-    question.accuracies = Accuracies(filled.results, {})
+    question.accuracies = Accuracies(invented.results, {})
     question.measurements, question.noise = {"raster": [{"after": {"recency": 0.7}}]}, SeedNoise(1e-6, 3)
-    assert not question._forgets("raster").is_cut_off
+    assert not question._excess_recency("raster").is_cut_off
     question.accuracies.cut_off = {"raster"}
-    assert question._forgets("raster").is_cut_off
-    assert question._forgets("raster").value == pytest.approx(0.2)
+    assert question._excess_recency("raster").is_cut_off
+    assert question._excess_recency("raster").value == pytest.approx(0.2)
 
 
 def test_mean_equals_a_sum_of_one_term():
@@ -427,9 +429,9 @@ def test_remedy_names_the_fewest_sufficient_seeds_and_images(estimate, name, sou
     remedy = lab_report._remedy(lab, estimate, level)
     assert remedy.name == name
     (count,) = remedy.fields.values()
-    now = lab.seeds if name == "more-seeds" else 1
-    for number, tells in ((count - 1, False), (count, True)):
-        assert estimate.would_exclude_zero(level, **dict.fromkeys(sources, number / now)) == tells
+    current = lab.seeds if name == "more-seeds" else 1
+    for number, is_decided in ((count - 1, False), (count, True)):
+        assert estimate.would_exclude_zero(level, **dict.fromkeys(sources, number / current)) == is_decided
 
 
 def test_remedy_does_not_suggest_images_that_cannot_help():
@@ -444,11 +446,11 @@ def test_rescaled_error_matches_more_seeds_and_images():
     generator = np.random.default_rng(0)
     few, many = (generator.normal(size=(4, seeds)) for seeds in (5, 20))
     noise = pool(few.tolist())
-    grown = sum_of_means([(1.0, few[0], noise), (-1.0, few[1], noise)], images=0.1, freedom=1e4)._rescaled(4, 9)
-    again = SeedNoise(noise.variance, 4 * noise.freedom)
-    drawn_anew = sum_of_means([(1.0, many[0], again), (-1.0, many[1], again)], images=0.1 / 3, freedom=9e4)
-    assert grown.error == pytest.approx(drawn_anew.error)
-    assert grown.freedom == pytest.approx(drawn_anew.freedom, rel=0.01)
+    rescaled = sum_of_means([(1.0, few[0], noise), (-1.0, few[1], noise)], images=0.1, freedom=1e4)._rescaled(4, 9)
+    larger_noise = SeedNoise(noise.variance, 4 * noise.freedom)
+    expected = sum_of_means([(1.0, many[0], larger_noise), (-1.0, many[1], larger_noise)], images=0.1 / 3, freedom=9e4)
+    assert rescaled.error == pytest.approx(expected.error)
+    assert rescaled.freedom == pytest.approx(expected.freedom, rel=0.01)
 
 
 # Equivalence
@@ -461,12 +463,12 @@ def test_equality_verdict_matches_two_one_sided_tests(value, error):
     margin, freedom = 0.01, 12
     above, below = stats.t.sf([(value + margin) / error, (margin - value) / error], freedom)
     apart = min(stats.t.sf([(value - margin) / error, (-margin - value) / error], freedom))
-    wanted = "supported" if max(above, below) < LEVEL / 2 else "contradicted" if apart < LEVEL / 2 else "cannot tell"
+    expected = "supported" if max(above, below) < LEVEL / 2 else "contradicted" if apart < LEVEL / 2 else "cannot tell"
     verdict = Verdict("C20", "trained", Estimate(value, error, freedom), margin=margin)
-    assert verdict.state(LEVEL) == wanted
+    assert verdict.state(LEVEL) == expected
     low, high = verdict.estimate.interval()
-    assert (wanted == "supported") == (-margin < low and high < margin)
-    assert (wanted == "contradicted") == (low > margin or high < -margin)
+    assert (expected == "supported") == (-margin < low and high < margin)
+    assert (expected == "contradicted") == (low > margin or high < -margin)
 
 
 def test_reason_for_an_open_equality_names_the_margin():
@@ -488,13 +490,13 @@ def test_report_applies_holms_correction(tmp_path):
 
     Claims.messages = {name: {"en": name, "ko": name} for name in ("title", "about", "C1", "C1-rule", "C2", "C2-rule")}
     question = Claims("claims", digits_lab())
-    nearly = 0.01 / stats.norm.isf(0.02)
-    for errors, wanted in (
-        ([("C1", nearly)], ["supported"]),
-        ([("C1", nearly), ("C2", nearly)], ["cannot tell", "cannot tell"]),
-        ([("C1", nearly), ("C2", nearly / 10)], ["supported", "supported"]),
+    error_at_004 = 0.01 / stats.norm.isf(0.02)
+    for errors, expected in (
+        ([("C1", error_at_004)], ["supported"]),
+        ([("C1", error_at_004), ("C2", error_at_004)], ["cannot tell", "cannot tell"]),
+        ([("C1", error_at_004), ("C2", error_at_004 / 10)], ["supported", "supported"]),
     ):
         question.errors = errors
         document = lab_report.write_report(tmp_path, question.lab, {"claims": question}, machines={}, commands=[])
-        assert [claim_["verdict"] for claim_ in document["claims"]] == wanted
-        assert all((claim_["interval"][0] > 0) == (claim_["verdict"] == "supported") for claim_ in document["claims"])
+        assert [claim["verdict"] for claim in document["claims"]] == expected
+        assert all((claim["interval"][0] > 0) == (claim["verdict"] == "supported") for claim in document["claims"])

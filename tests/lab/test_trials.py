@@ -53,18 +53,22 @@ def test_trial_id_does_not_depend_on_running_alone():
 
 def test_rate_trials_use_the_smallest_size_or_the_task_itself(tmp_path):
     results = Results(tmp_path / "results.jsonl", "images", 100)
-    own = results.rate_trials(Trial("m:f", {"seed": 3, "learning_rate": None}))
-    assert [trial.settings for trial in own] == [{"seed": 0, "learning_rate": rate} for rate in (3e-4, 1e-3, 3e-3)]
-    usual = results.rate_trials(digits_lab().train("vit", count=300, seed=1))
-    assert {trial.settings["count"] for trial in usual} == {100}
+    without_size = results.rate_trials(Trial("m:f", {"seed": 3, "learning_rate": None}))
+    assert [trial.settings for trial in without_size] == [
+        {"seed": 0, "learning_rate": rate} for rate in (3e-4, 1e-3, 3e-3)
+    ]
+    with_size = results.rate_trials(digits_lab().train("vit", count=300, seed=1))
+    assert {trial.settings["count"] for trial in with_size} == {100}
 
 
 def test_further_rate_is_chosen_only_if_clearly_better(tmp_path):
     results, trial = Results(tmp_path / "results.jsonl", "images", 100), digits_lab().train("vit", count=300, seed=1)
 
-    def put(tried, share):
+    def put(rate_trial, share):
         result = {"validation_accuracy": share}
-        results.add({"key": tried.trial_id("images"), "cell": tried.to_json(), "result": result, "measured": {}})
+        results.add(
+            {"key": rate_trial.trial_id("images"), "cell": rate_trial.to_json(), "result": result, "measured": {}}
+        )
 
     for rate_trial, share in zip(results.rate_trials(trial), (0.5, 0.6, 0.7), strict=True):
         assert results.next_rate_trial(trial) is None
@@ -96,10 +100,10 @@ def test_contrast_of_two_equals_their_difference_and_pairs_images():
     a, b, c, d = (group.astype(float) for group in groups)
     noise = SeedNoise(1e-6, 4)
     assert contrast([(1.0, a, noise), (-1.0, b, noise)]) == difference(a, b, noise)
-    both = contrast([(1.0, a, noise), (-1.0, b, noise), (-1.0, c, noise), (1.0, d, noise)])
-    apart = combine((1.0, difference(a, b, noise)), (-1.0, difference(c, d, noise)))
-    assert both.value == pytest.approx(apart.value)
-    assert both.error == pytest.approx(apart.error, rel=0.1)
+    joint = contrast([(1.0, a, noise), (-1.0, b, noise), (-1.0, c, noise), (1.0, d, noise)])
+    separate = combine((1.0, difference(a, b, noise)), (-1.0, difference(c, d, noise)))
+    assert joint.value == pytest.approx(separate.value)
+    assert joint.error == pytest.approx(separate.error, rel=0.1)
     assert math.isnan(difference(a, b, SeedNoise(math.nan, 0)).error)
 
 

@@ -109,7 +109,7 @@ def compare(
 
 
 def _check_folder(output: Path) -> None:
-    """Check that the output is a new folder or an existing lab."""
+    """Raise UsageError unless the output is a new folder or an existing lab."""
     content = {path.name for path in output.iterdir()} - {".lock"} if output.is_dir() else set()
     is_ours = not content or content & {"plan.json", "images"}
     if (os.path.lexists(output) and not output.is_dir()) or not is_ours:
@@ -127,6 +127,7 @@ _PLAN_FIELDS = {"version", "data", "smallest", "request", "speeds", "rounds", "s
 
 
 def _read_plan(output: Path) -> dict[str, Any] | None:
+    """Return the content of `plan.json`. None for a new lab."""
     path = output / "plan.json"
     if not path.exists():
         return None
@@ -159,7 +160,7 @@ def _prepare_images(dataset: Dataset, output: Path, earlier_plan: dict[str, Any]
 
 def _make_lab(images: Images, families: Sequence[str], sizes: Sequence[int], seeds: int) -> Lab:
     """Check families and sizes before anything is trained, and return the lab."""
-    chosen = tuple(dict.fromkeys(families)) or FAMILIES
+    selected = tuple(dict.fromkeys(families)) or FAMILIES
     classes = len(images.labels)
     counts = tuple(sorted({count // classes * classes for count in sizes})) if sizes else images.sizes()
     if counts[0] < classes or counts[-1] > images.largest:
@@ -167,9 +168,9 @@ def _make_lab(images: Images, families: Sequence[str], sizes: Sequence[int], see
             f"Sizes must be from {classes} (one image per class) to {images.largest:,} (the rarest class has"
             f" {images.largest // classes:,}), got {', '.join(map(str, sizes))}."
         )
-    for family in chosen:
+    for family in selected:
         images.matched_config(family)
-    return Lab(images, chosen, counts, seeds, _IMAGES_SEEN[images.size])
+    return Lab(images, selected, counts, seeds, _IMAGES_SEEN[images.size])
 
 
 def _training_speeds(
@@ -198,14 +199,14 @@ def _run_stages(
     backend: str,
     tell: Say,
 ) -> None:
-    """Run all trials in stages: learning rates, training, measurements of trained models, and last the timings.
+    """Run all trials in stages and write their results: learning rates, training, measurements, and timings last.
 
     Timings run one at a time, because other processes would disturb them.
     """
     training, measurements = _training_trials(trials), [trial for trial in trials if not needs_rate(trial)]
     stages: dict[str, Callable[[], Iterable[Trial | None]]] = {
         "learning rates": lambda: (rate_trial for trial in training for rate_trial in results.rate_trials(trial)),
-        "rates beyond": lambda: map(results.next_rate_trial, training),
+        "further learning rates": lambda: map(results.next_rate_trial, training),
         "training": lambda: training,
         "measuring": lambda: (trial for trial in measurements if not trial.alone),
         "timing": lambda: (trial for trial in measurements if trial.alone),
@@ -218,7 +219,9 @@ def _run_stages(
         return {key: trial for trial in resolved if (key := trial.trial_id("")) in missing or not results.has(trial)}
 
     for stage in stages:
-        while remaining := remaining_trials(stage):  # a better rate at the end of the range adds the next one
+        while remaining := remaining_trials(
+            stage
+        ):  # if the rate at the end of the range is best, the next one is tried
             _run_stage(output, results, stage, remaining, speeds, jobs=jobs, backend=backend, tell=tell)
 
 
@@ -235,14 +238,15 @@ def _run_stage(
 ) -> None:
     """Run trials and report progress with the estimated time left."""
     workers = 1 if stage == "timing" else jobs
-    work = {key: planning.estimate(trial, speeds) for key, trial in remaining.items()}
+    work = {key: planning.estimate_seconds(trial, speeds) for key, trial in remaining.items()}
     total, done, started = sum(work.values()), 0.0, time.monotonic()
     tell(f"{stage}: {len(remaining)} trials, about {format_duration(total / workers)}")
     for number, record in enumerate(run_trials(output, list(remaining.values()), jobs=workers, backend=backend), 1):
         results.add(record)
         done += work[Trial.from_json(record["cell"]).trial_id("")]
         spent = time.monotonic() - started
-        tell(f"  {number}/{len(remaining)}  {_describe(record)}  {format_duration(spent / done * (total - done))} left")
+        remaining_time = format_duration(spent / done * (total - done))
+        tell(f"  {number}/{len(remaining)}  {_describe_trial(record)}  {remaining_time} left")
 
 
 def _training_trials(trials: Iterable[Trial]) -> list[Trial]:
@@ -265,7 +269,7 @@ def _without_bundle(output: Path, results: Results, measurements: Iterable[Trial
     }
 
 
-def _describe(record: dict[str, Any]) -> str:
+def _describe_trial(record: dict[str, Any]) -> str:
     settings, result = record["cell"]["settings"], record["result"]
     model = settings.get("model", {}).get("name") or record["cell"]["task"].rpartition(":")[2]
     parts = [model] + [f"{name} {settings[name]:,}" for name in ("count", "seed") if name in settings]

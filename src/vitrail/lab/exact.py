@@ -22,7 +22,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @torch.no_grad()
 def redraw(model: Module, std: float = 0.2) -> Module:
-    """Draw all parameters from N(0, std^2) and scales of norms around 1, in place.
+    """Draw all parameters of a module from N(0, std^2), in place, with scales of norms around 1. Return the module.
 
     At initialisation, heads and relative position tables are zero, so that any statement about logits would hold.
     """

@@ -20,19 +20,19 @@ from vitrail.lab.images import Images, restore
 from vitrail.lab.trial import Trial
 
 BACKENDS = ("loky", "dask")
-_ATTEMPTS = 3
+_MAX_ATTEMPTS = 3
 
 
 def run_trials(folder: Path, trials: Sequence[Trial], *, jobs: int, backend: str) -> Iterator[dict[str, Any]]:
     """Run trials and yield their records in the order in which they finish."""
-    joblib = _joblib()
+    joblib = _import_joblib()
     remaining = {trial.trial_id(_load_images(folder).fingerprint): trial for trial in trials}
     if jobs == 1 and backend == "loky":
-        with _one_thread():
+        with _single_thread():
             yield from (run_trial(str(folder), trial.to_json()) for trial in remaining.values())
         return
     with _connect_backend(backend, jobs):
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(_MAX_ATTEMPTS):
             calls = [joblib.delayed(run_trial)(str(folder), trial.to_json()) for trial in remaining.values()]
             try:
                 with joblib.parallel_config(backend, n_jobs=jobs), warnings.catch_warnings():
@@ -45,13 +45,13 @@ def run_trials(folder: Path, trials: Sequence[Trial], *, jobs: int, backend: str
             except VitrailError:
                 raise
             except Exception as error:  # a lost worker: loky and Dask raise different errors for it
-                if attempt == _ATTEMPTS - 1 or not _is_lost_worker(error):
+                if attempt == _MAX_ATTEMPTS - 1 or not _is_lost_worker(error):
                     raise
 
 
 def check_backend(backend: str) -> None:
     """Raise an error if joblib is missing or does not know this backend."""
-    joblib = _joblib()
+    joblib = _import_joblib()
     if backend in BACKENDS:
         return
     try:
@@ -69,7 +69,7 @@ def run_trial(folder: str, fields: dict[str, Any]) -> dict[str, Any]:
     folders = Path(folder) / "cells"
     bundles = [folders / part.trial_id(images.fingerprint) for part in trial.inputs]
     key = trial.trial_id(images.fingerprint)
-    with _one_thread():
+    with _single_thread():
         result, measured = load_object(trial.task)(trial.settings, images, bundles, folders / key)
     return {"key": key, "cell": fields, "result": result, "measured": measured, "machine": machine_name()}
 
@@ -80,7 +80,7 @@ def _load_images(folder: Path) -> Images:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Generator[None]:
+def _single_thread() -> Generator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -93,7 +93,7 @@ def _is_lost_worker(error: Exception) -> bool:
     return type(error).__name__ in ("TerminatedWorkerError", "BrokenProcessPool", "KilledWorker")
 
 
-def _joblib() -> Any:
+def _import_joblib() -> Any:
     return import_extra("joblib", extra="lab", subject="vitrail compare")
 
 

@@ -15,8 +15,8 @@ from vitrail.models.config import ModelConfig
 from vitrail.training.starting_point import count_channels
 
 _SIZES = {8: "Pico", 28: "Nano"}  # sides in pixels that have presets; other images are resized
-_OTHER_SIZE, _OTHER_PIXELS = "Nano/8", 32
-_TEST_SHARE, _VALIDATION_SHARE, _MOST_VALIDATION = 0.2, 0.1, 2000
+_DEFAULT_SIZE, _DEFAULT_SIDE = "Nano/8", 32
+_TEST_SHARE, _VALIDATION_SHARE, _MAX_VALIDATION = 0.2, 0.1, 2000
 _TOLERANCE = 0.06  # relative difference in multiply-accumulates between compared families
 _PARTS = ("training", "validation", "test")
 
@@ -81,8 +81,8 @@ class Images:
 
     def subset(self, count: int, seed: int = 0) -> Split:
         """Return a class-balanced subset of `count` training images. Larger subsets contain the smaller ones."""
-        chosen = sample_per_class(self.training.labels, count // len(self.labels), seed)
-        return self.training.select(chosen)
+        indices = sample_per_class(self.training.labels, count // len(self.labels), seed)
+        return self.training.select(indices)
 
     def sizes(self) -> tuple[int, ...]:
         """Return the sizes to compare: 10, 30, 100, ... training images per class, from about 300 in all, and all."""
@@ -92,7 +92,7 @@ class Images:
 
 
 def prepare(dataset: Dataset, seed: int = 0) -> Images:
-    """Split a data set and resize its images."""
+    """Return the images of a lab: a data set split into training, validation and test, and resized."""
     notes = []
     dataset.check_one_label("A comparison")
     splits = dict(dataset.splits)
@@ -106,7 +106,7 @@ def prepare(dataset: Dataset, seed: int = 0) -> Images:
         held_out = sample_held_out(training.labels, _TEST_SHARE, seed)
         test, training = training.select(np.flatnonzero(held_out), "test"), training.select(np.flatnonzero(~held_out))
         notes.append(f"{len(test):,} images were held out for the test: DATA has no such split")
-    share = min(_VALIDATION_SHARE, _MOST_VALIDATION / len(training))
+    share = min(_VALIDATION_SHARE, _MAX_VALIDATION / len(training))
     held_out = sample_held_out(training.labels, share, seed)
     validation = training.select(np.flatnonzero(held_out), "validation")
     training = training.select(np.flatnonzero(~held_out), "training")
@@ -118,7 +118,7 @@ def prepare(dataset: Dataset, seed: int = 0) -> Images:
         )
     pixels = dataset.first_split.in_memory
     side = pixels.shape[1] if pixels is not None and pixels.shape[1] == pixels.shape[2] else 0
-    size, side = (_SIZES[side], side) if side in _SIZES else (_OTHER_SIZE, _OTHER_PIXELS)
+    size, side = (_SIZES[side], side) if side in _SIZES else (_DEFAULT_SIZE, _DEFAULT_SIDE)
     channels = count_channels(dataset.first_split)
     if channels not in (1, 3):
         raise UsageError(f"Data to compare on must have 1 or 3 channels, got {channels}.")
@@ -138,7 +138,7 @@ def _resize(split: Split, preprocess: Preprocess) -> Split:
 
 
 def store(images: Images, folder: Path) -> None:
-    """Write the images to a folder that all processes of the lab read."""
+    """Write the images of a lab to `folder` atomically, for all processes of the lab."""
     with atomic_folder(folder, force=True, owned=True) as temporary:
         for part in _PARTS:
             split: Split = getattr(images, part)

@@ -1,5 +1,7 @@
-"""Measurements inside a model, one value per image: attention distances, receptive areas, equivariance errors of
-features, and the similarity of layers."""
+"""Measurements inside a model: attention distances, receptive areas, equivariance errors, and similarity of layers.
+
+Except for the similarity, every measure has one value per image.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -56,23 +58,23 @@ def equivariance_errors(model: AnyModel, images: Tensor, distances: Sequence[int
     not a multiple of a layer's stride, its features are shifted by linear interpolation. Positions near the border are
     excluded, because rolled pixels reach them.
     """
-    plain = _layer_maps(model, images)
+    original_maps = _layer_maps(model, images)
     spread = {
         name: 2 * float((maps - maps.mean(dim=(0, 2, 3), keepdim=True)).square().sum(1).mean())
-        for name, maps in plain.items()
+        for name, maps in original_maps.items()
     }
-    errors: dict[str, dict[int, np.ndarray]] = {name: {} for name in plain}
+    errors: dict[str, dict[int, np.ndarray]] = {name: {} for name in original_maps}
     for distance in distances:
         parts: dict[str, list[Tensor]] = {}
         for axis in (2, 3):
-            for name, moved in _layer_maps(model, images.roll(distance, axis)).items():
-                positions = plain[name].shape[axis]
+            for name, shifted in _layer_maps(model, images.roll(distance, axis)).items():
+                positions = original_maps[name].shape[axis]
                 steps = 0.0 if name == "pooled" else distance * positions / images.shape[axis]
-                expected = _roll(plain[name], steps, axis)
+                expected = _roll(original_maps[name], steps, axis)
                 border = int(np.ceil(steps - 1e-9))
                 if positions <= 2 * border:
                     continue
-                error = (moved - expected).square().sum(1).narrow(axis - 1, border, positions - 2 * border)
+                error = (shifted - expected).square().sum(1).narrow(axis - 1, border, positions - 2 * border)
                 parts.setdefault(name, []).append(error.mean(dim=(1, 2)))
         for name, axis_errors in parts.items():
             errors[name][distance] = torch.stack(axis_errors).mean(0).numpy() / max(spread[name], 1e-300)
@@ -97,6 +99,7 @@ def _layer_maps(model: AnyModel, images: Tensor) -> dict[str, Tensor]:
 
 
 def _roll(maps: Tensor, steps: float, axis: int) -> Tensor:
+    """Roll feature maps along an axis. A fraction of a step is interpolated linearly."""
     full_steps = int(np.floor(steps + 1e-9))
     fraction = max(steps - full_steps, 0.0)
     rolled = maps.roll(full_steps, axis)
@@ -107,12 +110,12 @@ class Similarity(NamedTuple):
     """CKA between all layers of a model."""
 
     table: np.ndarray
-    others: np.ndarray
+    leave_one_out: np.ndarray
     """Mean over pairs of different layers, leaving out one batch of images at a time (batches)."""
 
     def estimate(self) -> Estimate:
         """Return the mean over pairs of different layers with its jackknife error over batches."""
-        return jackknife(_mean_off_diagonal(self.table), self.others)
+        return jackknife(_mean_off_diagonal(self.table), self.leave_one_out)
 
 
 def layer_similarity(model: AnyModel, images: Tensor) -> Similarity | None:
@@ -123,11 +126,11 @@ def layer_similarity(model: AnyModel, images: Tensor) -> Similarity | None:
     batches = len(next(iter(grams.values())))
 
     def table(left_out: int | None) -> np.ndarray:
-        kept = {
+        remaining = {
             name: [gram for index, gram in enumerate(batch_grams) if index != left_out]
             for name, batch_grams in grams.items()
         }
-        return cka_table(kept, kept)
+        return cka_table(remaining, remaining)
 
     return Similarity(table(None), np.array([_mean_off_diagonal(table(index)) for index in range(batches)]))
 
@@ -136,13 +139,13 @@ def _mean_off_diagonal(table: np.ndarray) -> float:
     return float(table[~np.eye(len(table), dtype=bool)].mean())
 
 
-def jackknife(value: float, without: np.ndarray) -> Estimate:
-    """Return an estimate with its jackknife error from its leave-one-group-out values."""
-    count = len(without)
-    spread = (count - 1) / count * float(np.square(without - without.mean()).sum())
-    return Estimate(value, float(np.sqrt(spread)), count - 1)
+def jackknife(value: float, leave_one_out: np.ndarray) -> Estimate:
+    """Return an estimate with its jackknife error from the values that leave out one group each."""
+    count = len(leave_one_out)
+    variance = (count - 1) / count * float(np.square(leave_one_out - leave_one_out.mean()).sum())
+    return Estimate(value, float(np.sqrt(variance)), count - 1)
 
 
 def round_values(values: np.ndarray) -> list[Any]:
-    """Round numbers to five digits for a file."""
+    """Round numbers to five significant digits, to store them as JSON."""
     return [float(f"{value:.5g}") for value in values]

@@ -1,4 +1,4 @@
-"""The report of a lab: `index.html` and `claims.json`."""
+"""The report of a bias lab: `index.html` and `claims.json`."""
 
 import bisect
 import json
@@ -20,13 +20,13 @@ from vitrail.reports.page_kit import bilingual_page, figure, headline_numbers, t
 from vitrail.reports.translations import translator
 
 MESSAGES = load_messages(__file__)
-_SUMS = {
+_VERDICT_GROUPS = {
     "holds": ("true", "supported"),
     "fails": ("false", "contradicted"),
     "open": ("cannot tell",),
     "reported": ("reported",),
 }
-_MOST_TIMES = 30  # largest multiple of the seeds or test images that is suggested
+_MAX_FACTOR = 30  # largest multiple of the seeds or test images that is suggested
 
 t = translator(MESSAGES)
 """Return a message of the page in both languages."""
@@ -51,32 +51,32 @@ def write_report(
     for name, question_verdicts in verdicts.items():
         for verdict in question_verdicts:
             level = levels.get(f"{name} {verdict.claim}", 0.05)
-            rows.append(_row(questions[name], verdict, level))
-            entries.append(_entry(lab, questions[name], verdict, level))
+            rows.append(_claim_row(questions[name], verdict, level))
+            entries.append(_claim_to_json(lab, questions[name], verdict, level))
     figures: dict[str, str] = {}
     sections = []
     for name, question in questions.items():
-        own = dict(question.figures())
-        figures |= own
-        content = f"<h2>{question.t('title')}</h2>{question.t('about', 'p')}{question.html(own)}"
+        question_figures = dict(question.figures())
+        figures |= question_figures
+        content = f"<h2>{question.t('title')}</h2>{question.t('about', 'p')}{question.html(question_figures)}"
         sections.append(f'<section id="{name}">{content}</section>')
     write_figures(output / "figures", figures)
-    scores, score_figures = _scores(questions)
+    scores, score_figures = _score_section(questions)
     figures |= score_figures
     heads = [t(name) for name in ("claim", "verdict", "number", "rule")]
     states = [entry["verdict"] for entry in entries]
-    counted = headline_numbers(
+    headline = headline_numbers(
         [
             (t(f"count-{name}"), str(sum(state in counted_states for state in states)))
-            for name, counted_states in _SUMS.items()
+            for name, counted_states in _VERDICT_GROUPS.items()
         ]
     )
-    listed = f"{counted}{t('about-claims', 'p')}{table(heads, rows)}"
-    claims = f'<section id="claims"><h2>{t("claims")}</h2>{listed}</section>'
+    claim_table = f"{headline}{t('about-claims', 'p')}{table(heads, rows)}"
+    claims = f'<section id="claims"><h2>{t("claims")}</h2>{claim_table}</section>'
     all_commands = escape("\n".join(commands))
     body = (
         f"{claims}{scores}{''.join(sections)}"
-        f'<section id="protocol"><h2>{t("protocol")}</h2>{_protocol(lab, machines)}'
+        f'<section id="protocol"><h2>{t("protocol")}</h2>{_protocol_table(lab, machines)}'
         f"<pre>{all_commands}</pre></section>"
     )
     style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
@@ -101,7 +101,7 @@ def write_figures(folder: Path, figures: Mapping[str, str]) -> None:
         write_text(folder / f"{name}.ko.svg", standalone_svg(svg, "ko"))
 
 
-def _scores(questions: Mapping[str, Question]) -> tuple[str, dict[str, str]]:
+def _score_section(questions: Mapping[str, Question]) -> tuple[str, dict[str, str]]:
     """Return the section that compares families by bias, and its figures. Both are empty without measurements."""
     groups: dict[tuple[str, str], list[Score]] = {}
     for name, question in questions.items():
@@ -111,9 +111,9 @@ def _scores(questions: Mapping[str, Question]) -> tuple[str, dict[str, str]]:
     for (name, bias), family_scores in groups.items():
         rows = []
         for score in family_scores:
-            rows.append(_score_row(score.family, score.trained, COLOURS.get(score.family, 7)))
+            rows.append(_score_interval(score.family, score.trained, COLOURS.get(score.family, 7)))
             if score.untrained is not None:
-                rows.append(_score_row(f"{score.family} 0", score.untrained, 7))
+                rows.append(_score_interval(f"{score.family} 0", score.untrained, 7))
         svg = interval_chart(rows, t("score", "tspan"), zero=0.0)
         figures[f"bias-{name}-{bias}"] = svg
         panes += figure(questions[name].t(f"score-{bias}"), questions[name].t(f"score-{bias}-note"), svg)
@@ -123,12 +123,12 @@ def _scores(questions: Mapping[str, Question]) -> tuple[str, dict[str, str]]:
     return f'<section id="scores">{heading}<div class="panes">{panes}</div></section>', figures
 
 
-def _score_row(name: str, estimate: Estimate, colour: int) -> Interval:
+def _score_interval(name: str, estimate: Estimate, colour: int) -> Interval:
     low, high = percent_interval(estimate)
     return Interval(family_label(name), estimate.value, low / 100, high / 100, colour)
 
 
-def _row(question: Question, verdict: Verdict, level: float) -> list[object]:
+def _claim_row(question: Question, verdict: Verdict, level: float) -> list[object]:
     state = verdict.state(level)
     unit = Html(f" {t('points')}") if verdict.is_share else Html("")
     texts: list[str] = [Html(f"{escape(_number_text(verdict, level))}{unit}")] if verdict.estimate is not None else []
@@ -160,7 +160,7 @@ def _number_format(verdict: Verdict) -> Callable[[float], str]:
 
 
 class Reason(NamedTuple):
-    """Message about why a claim cannot be decided and what would decide it."""
+    """Message that states why a claim is undecided and how many seeds or images would decide it."""
 
     name: str
     fields: dict[str, Any]
@@ -168,13 +168,13 @@ class Reason(NamedTuple):
 
     def text(self, language: str) -> str:
         """Return the message in one language."""
-        return MESSAGES[self.name][language].format(**self._rendered(lambda why: why.text(language)))
+        return MESSAGES[self.name][language].format(**self._render_fields(lambda reason: reason.text(language)))
 
     def html(self, tag: str = "span") -> Html:
         """Return the message in both languages."""
-        return t(self.name, tag, **self._rendered(Reason.html))
+        return t(self.name, tag, **self._render_fields(Reason.html))
 
-    def _rendered(self, render: Callable[["Reason"], str]) -> dict[str, Any]:
+    def _render_fields(self, render: Callable[["Reason"], str]) -> dict[str, Any]:
         return {name: render(value) if isinstance(value, Reason) else value for name, value in self.fields.items()}
 
 
@@ -200,25 +200,25 @@ def _undecided_reason(lab: Lab, verdict: Verdict, level: float) -> Reason | None
 
 
 def _remedy(lab: Lab, estimate: Estimate, level: float) -> Reason:
-    """Return what would make the interval exclude zero: more seeds, else more test images, else more of both."""
-    if seeds := _fewest_needed(lab.seeds, lambda times: estimate.would_exclude_zero(level, seeds=times)):
+    """Return the message on how the interval would exclude zero: more seeds, else more test images, else both."""
+    if seeds := _smallest_sufficient(lab.seeds, lambda times: estimate.would_exclude_zero(level, seeds=times)):
         return Reason("more-seeds", {"seeds": seeds})
-    if times := _fewest_needed(1, lambda times: estimate.would_exclude_zero(level, images=times)):
+    if times := _smallest_sufficient(1, lambda times: estimate.would_exclude_zero(level, images=times)):
         return Reason("more-images", {"times": times})
-    if times := _fewest_needed(1, lambda times: estimate.would_exclude_zero(level, seeds=times, images=times)):
+    if times := _smallest_sufficient(1, lambda times: estimate.would_exclude_zero(level, seeds=times, images=times)):
         return Reason("more-of-both", {"times": times})
     has_images = any(part.image_error for part in estimate.parts or (estimate,))
-    return Reason("far-too-few" if has_images else "far-too-few-seeds", {"times": _MOST_TIMES})
+    return Reason("far-too-few" if has_images else "far-too-few-seeds", {"times": _MAX_FACTOR})
 
 
-def _fewest_needed(current: int, is_enough: Callable[[float], bool]) -> int | None:
-    """Return the smallest sufficient number above `current`. None if `_MOST_TIMES` as many are not enough."""
-    counts = range(current + 1, _MOST_TIMES * current + 1)
+def _smallest_sufficient(current: int, is_enough: Callable[[float], bool]) -> int | None:
+    """Return the smallest number above `current` that is enough. None if `_MAX_FACTOR * current` is not enough."""
+    counts = range(current + 1, _MAX_FACTOR * current + 1)
     index = bisect.bisect_left(counts, True, key=lambda count: is_enough(count / current))
     return counts[index] if index < len(counts) else None
 
 
-def _entry(lab: Lab, question: Question, verdict: Verdict, level: float) -> dict[str, Any]:
+def _claim_to_json(lab: Lab, question: Question, verdict: Verdict, level: float) -> dict[str, Any]:
     has_interval = verdict.estimate is not None and not math.isnan(verdict.estimate.error)
     return {
         "id": verdict.claim,
@@ -239,7 +239,7 @@ def _entry(lab: Lab, question: Question, verdict: Verdict, level: float) -> dict
     }
 
 
-def _protocol(lab: Lab, machines: Mapping[str, int]) -> str:
+def _protocol_table(lab: Lab, machines: Mapping[str, int]) -> str:
     counts = [f"{len(split):,}" for split in (lab.images.training, lab.images.validation, lab.images.test)]
     rows = [
         (

@@ -31,7 +31,7 @@ def measurement_trial(task: str, trained: Trial, passes: float, *, untrained: bo
 
 
 def open_model(settings: dict[str, Any], bundles: list[Path]) -> AnyModel:
-    """Return the model that a measurement trial measures."""
+    """Return the model that a measurement trial measures: that of the bundle or, without bundle, an untrained model."""
     if bundles:
         return load(bundles[0]).model
     torch.manual_seed(settings["seed"])
@@ -45,7 +45,7 @@ def read_test_images(images: Images, count: int) -> tuple[Tensor, np.ndarray]:
 
 
 class MeasuredValues(Accuracies):
-    """`Accuracies` of any number per image, which `read` takes from the result of a trial."""
+    """`Accuracies` for any number per image. `read` returns the numbers (images) from the result of a trial."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class MeasuredValues(Accuracies):
         read: Callable[[dict[str, Any]], Any],
         noise_group: Callable[[Any], Any] = lambda _name: None,
     ) -> None:
-        self._number = read
+        self._read_numbers = read
         super().__init__(results, groups, noise_group)
 
     def _read(self, results: Results, groups: dict[Any, list[Trial]]) -> dict[Any, np.ndarray]:
@@ -63,7 +63,7 @@ class MeasuredValues(Accuracies):
             for name, trials in groups.items()
         }
         return {
-            name: np.stack([np.asarray(self._number(result), np.float64) for result in group_results])
+            name: np.stack([np.asarray(self._read_numbers(result), np.float64) for result in group_results])
             for name, group_results in results_by_name.items()
             if group_results
         }

@@ -20,16 +20,16 @@ LEVELS = ("within", "patches", "pixels")
 
 
 def permutation(level: str, resolution: Pair, patch: Pair, seed: int) -> torch.Tensor:
-    """Return the source pixel of each position in raster order (H * W)."""
+    """Return a random permutation of pixels at a level: the source pixel of each position in raster order (H * W)."""
     height, width = resolution
     indices = torch.arange(height * width).view(resolution)
     if level == "pixels":
-        return indices.flatten()[_order(height * width, seed)]
+        return indices.flatten()[_draw_order(height * width, seed)]
     grid = height // patch[0], width // patch[1]
     if level == "patches":
-        return patch_order(_order(grid[0] * grid[1], seed), resolution, patch)
+        return patch_order(_draw_order(grid[0] * grid[1], seed), resolution, patch)
     if level == "within":
-        patches = patchify(indices[None, None], patch)[..., _order(patch[0] * patch[1], seed)]
+        patches = patchify(indices[None, None], patch)[..., _draw_order(patch[0] * patch[1], seed)]
         return unpatchify(patches, grid, patch).flatten()
     raise UsageError(f"Level must be one of {', '.join(LEVELS)}, got {level!r}.")
 
@@ -47,8 +47,10 @@ def move(images_BCHW: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 
 def permute_input_weights(model: AnyModel, order: torch.Tensor) -> bool:
-    """Permute input weights so that the model gives the same logits on images whose pixels are permuted by `order`.
-    Return False, and change nothing, if the architecture cannot."""
+    """Permute input weights, in place, so that the model gives the same logits on images permuted by `order`.
+
+    Return False, and change nothing, if the architecture cannot.
+    """
     return surgery_of(model).permute_input_weights(order)
 
 
@@ -63,5 +65,5 @@ def permute_input(model: AnyModel, level: str, patch: Pair, seed: int) -> None:
     model.register_forward_pre_hook(hook)
 
 
-def _order(count: int, seed: int) -> torch.Tensor:
+def _draw_order(count: int, seed: int) -> torch.Tensor:
     return torch.from_numpy(rng.permutation(count, seed, stream="lab permutation"))

@@ -79,8 +79,8 @@ def shuffle(grid: Pair) -> Perturbation:
         block_pixels = (
             images.view(batch, channels, grid[0], tall, grid[1], wide).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
         )
-        moved = block_pixels[torch.arange(batch, device=images.device)[:, None], order]
-        return moved.unflatten(1, grid).permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
+        shuffled = block_pixels[torch.arange(batch, device=images.device)[:, None], order]
+        return shuffled.unflatten(1, grid).permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
 
     return perturb
 
@@ -109,15 +109,16 @@ def drop(share: float, grid: Pair) -> Perturbation:
 
 def low_pass(band: float) -> Perturbation:
     """Return a filter that keeps frequencies up to `band`, a share of the highest frequency of the shorter side."""
-    return lambda images, _numbers: _filtered(images, lambda frequency: frequency <= band)
+    return lambda images, _numbers: _filter_frequencies(images, lambda frequency: frequency <= band)
 
 
 def high_pass(band: float) -> Perturbation:
     """Return a filter that keeps frequencies above `band` and the mean colour."""
-    return lambda images, _numbers: _filtered(images, lambda frequency: (frequency > band) | (frequency == 0))
+    return lambda images, _numbers: _filter_frequencies(images, lambda frequency: (frequency > band) | (frequency == 0))
 
 
-def _filtered(images: Tensor, keeps: Callable[[Tensor], Tensor]) -> Tensor:
+def _filter_frequencies(images: Tensor, keeps: Callable[[Tensor], Tensor]) -> Tensor:
+    """Remove all frequencies of images for which `keeps` is False."""
     height, width = images.shape[2:]
     rows, columns = torch.fft.fftfreq(height), torch.fft.rfftfreq(width)
     frequency = torch.hypot(rows[:, None], columns) * 2  # 1 is one cycle per two pixels
@@ -142,13 +143,13 @@ class PerturbedPredictions(NamedTuple):
 
     @classmethod
     def from_json(cls, fields: Mapping[str, str], count: int) -> "PerturbedPredictions":
-        """Read what `to_json` returned."""
+        """Return the predictions in a document of `to_json`."""
         return cls(*(unpack(fields[name], count).astype(bool) for name in cls._fields))
 
 
 @torch.inference_mode()
 def predict_probabilities(model: AnyModel, images: Tensor, perturbation: Perturbation | None = None) -> np.ndarray:
-    """Return the class probabilities of images, perturbed if asked (n, classes)."""
+    """Return the class probabilities of images, or of perturbed images (n, classes)."""
     parts = []
     with evaluating(model):
         for numbers in index_batches(model, len(images)):
@@ -188,7 +189,9 @@ CURVES = ("shuffle", "drop", "low", "high")
 
 
 def curve_points(kind: str, names: Iterable[str]) -> list[tuple[float, str]]:
-    """Return the points of a curve, (x, name): blocks per side, or per cent of patches or frequencies.
+    """Return the points of a curve as (x, name of the perturbation).
+
+    x is the number of blocks per side, or the percentage of patches or of frequencies.
 
     The unperturbed image has an empty name and is included at its x.
     """
@@ -234,10 +237,10 @@ class CalibrationMeasure(NamedTuple):
 
     error: Estimate
     """Expected calibration error over 15 bins, with a bootstrap error over images."""
-    by_chance: float
+    expected_error: float
     """Calibration error of a perfectly calibrated model with these confidences on the same number of images."""
-    over: np.ndarray
-    """Confidence minus correctness (0 or 1) of each image. The mean is the overconfidence."""
+    overconfidence: np.ndarray
+    """Confidence minus correctness (0 or 1) of each image."""
 
 
 def measure_calibration(probabilities: np.ndarray, right: np.ndarray, draws: int = 200) -> CalibrationMeasure:
@@ -247,9 +250,9 @@ def measure_calibration(probabilities: np.ndarray, right: np.ndarray, draws: int
     samples = rng.integers(count, np.arange(draws)[:, None], np.arange(count), stream="lab bootstrap")
     errors = [calibration_error(confidences[sample], right[sample]) for sample in samples]
     uniform = rng.uniform(np.arange(draws)[:, None], np.arange(count), stream="lab luck")
-    ideal = [calibration_error(confidences, sample < confidences) for sample in uniform]
+    calibrated_errors = [calibration_error(confidences, sample < confidences) for sample in uniform]
     error = Estimate(calibration_error(confidences, right), float(np.std(errors, ddof=1)))
-    return CalibrationMeasure(error, float(np.mean(ideal)), confidences - right)
+    return CalibrationMeasure(error, float(np.mean(calibrated_errors)), confidences - right)
 
 
 def index_batches(model: AnyModel, count: int) -> Iterator[np.ndarray]:

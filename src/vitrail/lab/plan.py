@@ -21,8 +21,8 @@ from vitrail.models.config import read_model
 from vitrail.models.create import build
 from vitrail.models.device import use_channels_last
 
-_OVERHEAD = 0.4  # seconds of overhead per trial
-_MEASURED = 1.0  # seconds of training to measure a family's speed
+_OVERHEAD_SECONDS = 0.4  # per trial
+_SPEED_SECONDS = 1.0  # of training, to measure a family's speed
 
 
 def parse_budget(text: str) -> float:
@@ -43,9 +43,9 @@ def speed_trials(images: Images, families: Sequence[str]) -> dict[str, Trial]:
 
 
 def measure_speed(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Measure multiply-accumulates per second of training with one thread.
+    """Trial function: measure multiply-accumulates per second of training with one thread.
 
-    Processor time is used, because other processes on the machine may end soon.
+    The speed is per second of processor time, which other processes on the machine do not change.
     """
     config = read_model(settings["model"])
     model = build(config).train()
@@ -53,7 +53,7 @@ def measure_speed(settings: dict[str, Any], images: Images, _bundles: list[Path]
     batch = torch.zeros(128, config.channels, *config.resolution)
     labels = torch.zeros(128, dtype=torch.long)
     steps, started = -2, time.process_time()
-    while steps < 3 or time.process_time() - started < _MEASURED:
+    while steps < 3 or time.process_time() - started < _SPEED_SECONDS:
         if steps == 0:
             started = time.process_time()
         model.zero_grad(set_to_none=True)
@@ -64,7 +64,7 @@ def measure_speed(settings: dict[str, Any], images: Images, _bundles: list[Path]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Rounds of questions that are run."""
+    """Rounds of each question that fit the budget."""
 
     taken: dict[str, int]
     """Number of rounds by question."""
@@ -88,42 +88,42 @@ def make_plan(
     rounds = {name: question.rounds() for name, question in questions.items()}
     smallest_cost = None
 
-    def runs_something() -> bool:
+    def has_trials() -> bool:
         return any(round_trials for name, count in taken.items() for round_trials in rounds[name][:count])
 
-    for turn in range(max(map(len, rounds.values()), default=0)):
+    for number in range(max(map(len, rounds.values()), default=0)):
         for name, question_rounds in rounds.items():
-            if turn >= len(question_rounds) or taken[name] < turn:
+            if number >= len(question_rounds) or taken[name] < number:
                 continue
             cost, keys = 0.0, set()
-            for trial in question_rounds[turn]:
+            for trial in question_rounds[number]:
                 parts = (*trial.inputs, trial)
-                for step in (step for part in parts for step in _steps(results, part)):
-                    key = step.trial_id("")
-                    if key not in planned and key not in keys and results.get(step) is None:
-                        cost += estimate(step, speeds) / (1 if step.alone else jobs)
+                for required in (required for part in parts for required in _with_rate_trials(results, part)):
+                    key = required.trial_id("")
+                    if key not in planned and key not in keys and results.get(required) is None:
+                        cost += estimate_seconds(required, speeds) / (1 if required.alone else jobs)
                     keys.add(key)
             if budget is not None and spent + cost > budget:
                 duration = format_duration(cost)
-                dropped.append(f"{name}: round {turn + 1} of {len(question_rounds)} and later ({duration})")
-                smallest_cost = smallest_cost if runs_something() else min(smallest_cost or cost, cost)
+                dropped.append(f"{name}: round {number + 1} of {len(question_rounds)} and later ({duration})")
+                smallest_cost = smallest_cost if has_trials() else min(smallest_cost or cost, cost)
                 continue
-            taken[name], spent = turn + 1, spent + cost
+            taken[name], spent = number + 1, spent + cost
             planned |= keys
-    if not runs_something():
+    if not has_trials():
         raise UsageError(f"Budget must be at least {(smallest_cost or 0) / 60 + 0.5:.0f}m for these questions.")
     return Plan(taken, spent, tuple(dropped))
 
 
-def _steps(results: Results, trial: Trial) -> list[Trial]:
-    """Return a trial after the trials that choose its learning rate, as far as these are determined now."""
-    beyond = results.next_rate_trial(trial)
-    return [*results.rate_trials(trial), *([] if beyond is None else [beyond]), trial]
+def _with_rate_trials(results: Results, trial: Trial) -> list[Trial]:
+    """Return a trial, preceded by the trials that choose its learning rate, as far as they are known now."""
+    further_trial = results.next_rate_trial(trial)
+    return [*results.rate_trials(trial), *([] if further_trial is None else [further_trial]), trial]
 
 
-def estimate(trial: Trial, speeds: Mapping[str, float]) -> float:
-    """Estimate the seconds of a trial on one core."""
-    return trial.work / speeds.get(trial.family, min(speeds.values())) + _OVERHEAD
+def estimate_seconds(trial: Trial, speeds: Mapping[str, float]) -> float:
+    """Estimate the duration of a trial on one core."""
+    return trial.work / speeds.get(trial.family, min(speeds.values())) + _OVERHEAD_SECONDS
 
 
 def plan_document(lab: Lab, request: dict[str, Any], speeds: Mapping[str, float], plan: Plan) -> dict[str, Any]:

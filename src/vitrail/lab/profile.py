@@ -34,14 +34,10 @@ from vitrail.models.create import build
 
 MAX_IMAGES, MIN_IMAGES = 2000, 32
 """Largest and smallest number of images."""
-_BYTES = 10**9  # of preprocessed images in memory
-_LAYERS, _DERIVED, _WATCHED, _COMPARED = (
-    6,
-    16,
-    64,
-    128,
-)  # number of layers; images for gradients, attention and similarity
-_TIMED = 5  # batches to measure the time of an image
+_MAX_BYTES = 10**9  # of preprocessed images in memory
+_MAX_LAYERS = 6  # layers whose receptive areas are measured
+_GRADIENT_IMAGES, _ATTENTION_IMAGES, _SIMILARITY_IMAGES = 16, 64, 128  # largest numbers of images for each measure
+_TIMED_BATCHES = 5
 
 
 class Measurement(NamedTuple):
@@ -49,13 +45,13 @@ class Measurement(NamedTuple):
 
     estimate: Estimate
     values: np.ndarray | None = None
-    """Value of each image (for the similarity of layers, leave-one-batch-out values), to compare bundles."""
+    """Value of each image, to compare bundles. For the similarity of layers, values without one batch each."""
     reference: float | None = None
     """Value of an untrained model, or an exact value."""
     reference_kind: str = ""
-    """Type of the reference: the page's message is `is-KIND`."""
+    """Kind of reference, such as `untrained` or `exact`. The page shows its message `is-KIND`."""
     clipped: tuple[float, float] | None = None
-    """Interval of a share, between 0 and 1 and never empty."""
+    """Interval of a share, clipped to 0 and 1. It replaces the interval of the estimate."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -72,15 +68,17 @@ class Profile:
     numbers: dict[str, Measurement]
     """Measurements by name, in the order of the page."""
     accuracies: dict[str, Measurement]
-    """Accuracy by perturbation; the empty name is the unperturbed one. `shift 3.5` is a shift by 3.5 % of the side."""
+    """Accuracy by perturbation. The empty name means none; `shift 3.5` is a shift by 3.5 % of the side."""
     distances: dict[str, list[tuple[float, float]]]
     """Attention distance of each head, `trained` and `untrained`: (per cent of the depth, share of uniform)."""
     areas: dict[str, list[tuple[float, float]]]
-    """Receptive areas in the same form."""
+    """Receptive area of each layer, `trained` and `untrained`: (per cent of the depth, share of the image)."""
     similarity: np.ndarray | None
+    """CKA between all layers."""
     bins: list[tuple[int, float, float]]
     """Calibration bins: number of predictions, mean confidence, accuracy."""
     cost: dict[str, float]
+    """Parameters, multiply-accumulates, and milliseconds per image."""
 
 
 class BundleContrast(NamedTuple):
@@ -168,6 +166,7 @@ class PerturbationPlan(NamedTuple):
 
 
 def plan_perturbations(bundles: Sequence[Bundle]) -> PerturbationPlan:
+    """Choose shifts and grids that fit the resolutions and patches of all bundles."""
     configs = [bundle.model.config for bundle in bundles]
     sides = [min(config.resolution) for config in configs]
     grids = perturbations.shuffle_grids(*(config.resolution for config in configs))
@@ -192,12 +191,12 @@ def _image_count(bundles: Sequence[Bundle], seconds: float | None) -> int:
     """Return the number of images that fit memory and budget."""
     configs = [bundle.model.config for bundle in bundles]
     memory_limit = min(
-        _BYTES // (4 * config.channels * config.resolution[0] * config.resolution[1]) for config in configs
+        _MAX_BYTES // (4 * config.channels * config.resolution[0] * config.resolution[1]) for config in configs
     )
     if seconds is None:
         return memory_limit
-    shifted, shuffled = len(perturbations.shift_perturbations(perturbations.shift_distances(28))), 5
-    passes = shifted + shuffled + len(perturbations.DROP_SHARES) + 2 * len(perturbations.BANDS) + 1
+    shifts, shuffles = len(perturbations.shift_perturbations(perturbations.shift_distances(28))), 5
+    passes = shifts + shuffles + len(perturbations.DROP_SHARES) + 2 * len(perturbations.BANDS) + 1
     cost = sum(passes * _seconds_per_image(bundle) for bundle in bundles)
     if seconds < MIN_IMAGES * cost:
         raise UsageError(f"Budget must be at least {MIN_IMAGES * cost / 60 + 0.5:.0f}m for these bundles.")
@@ -210,7 +209,7 @@ def _seconds_per_image(bundle: Bundle) -> float:
     images = torch.zeros(perturbations.batch_for(config), config.channels, *config.resolution)
     times = []
     with torch.inference_mode():
-        for _ in range(_TIMED):
+        for _ in range(_TIMED_BATCHES):
             started = time.perf_counter()
             bundle.model(images)
             times.append((time.perf_counter() - started) / len(images))
@@ -218,6 +217,7 @@ def _seconds_per_image(bundle: Bundle) -> float:
 
 
 def _measure_bundle(name: str, bundle: Bundle, split: Split, labels: np.ndarray, plan: PerturbationPlan) -> Profile:
+    """Measure one bundle. `labels` (n) are the classes of the images of `split` in the bundle's order."""
     model, config = bundle.model, bundle.model.config
     images = bundle.preprocess(list(split.images))
     torch.manual_seed(0)
@@ -229,38 +229,38 @@ def _measure_bundle(name: str, bundle: Bundle, split: Split, labels: np.ndarray,
     right = plain == labels
     distances = plan.distances(min(config.resolution))
     predict = functools.partial(perturbations.predict_perturbed, model, images, labels, plain=plain)
-    moved = dict(predict(perturbations.shift_perturbations(distances)))
-    other = dict(predict(perturbations.other_perturbations(plan.grids, plan.drop_grid)))
+    shifted = dict(predict(perturbations.shift_perturbations(distances)))
+    perturbed = dict(predict(perturbations.other_perturbations(plan.grids, plan.drop_grid)))
 
     chance = 1 / config.classes
     agreement_by_chance = float(np.square(np.bincount(plain, minlength=config.classes) / len(plain)).sum())
     numbers = {"accuracy": _share_measurement(right, chance, "chance")}
-    share_kept = np.mean([predictions.same for predictions in moved.values()], axis=0)
-    numbers["shift"] = _kept_measurement(share_kept, right, 1.0, "exact-shift")
+    consistency = np.mean([predictions.same for predictions in shifted.values()], axis=0)
+    numbers["shift"] = _consistency_measurement(consistency, right, 1.0, "exact-shift")
     reference = (1.0, "exact-order") if plan.keeps_patches(config) else (agreement_by_chance, "luck")
-    numbers["shuffle"] = _kept_measurement(other[f"shuffle {plan.reported_grid[0]}"].same, right, *reference)
-    for kind, change in (("drop", "drop 0.5"), ("low", "low 0.25"), ("high", "high 0.25")):
-        numbers[kind] = _kept_measurement(other[change].same, right, agreement_by_chance, "luck")
+    numbers["shuffle"] = _consistency_measurement(perturbed[f"shuffle {plan.reported_grid[0]}"].same, right, *reference)
+    for kind, perturbation in (("drop", "drop 0.5"), ("low", "low 0.25"), ("high", "high 0.25")):
+        numbers[kind] = _consistency_measurement(perturbed[perturbation].same, right, agreement_by_chance, "luck")
 
     accuracies = {"": numbers["accuracy"]}
-    accuracies |= {change: _share_measurement(predictions.right) for change, predictions in other.items()}
+    accuracies |= {name: _share_measurement(predictions.right) for name, predictions in perturbed.items()}
     for far, share in distances.items():
         accuracies[f"shift {100 * share:.3g}"] = _mean_measurement(
-            perturbations.shift_values(moved, right, far)["accuracy"]
+            perturbations.shift_values(shifted, right, far)["accuracy"]
         )
 
     heads, areas = _measure_internals(bundle, untrained, images, numbers)
-    compared = images[:: max(len(images) // _COMPARED, 1)][:_COMPARED]
+    similarity_images = images[:: max(len(images) // _SIMILARITY_IMAGES, 1)][:_SIMILARITY_IMAGES]
     similarity, untrained_similarity = (
-        internals.layer_similarity(measured_model, compared) for measured_model in (model, untrained)
+        internals.layer_similarity(measured_model, similarity_images) for measured_model in (model, untrained)
     )
     if similarity is not None and untrained_similarity is not None:
         numbers["similarity"] = Measurement(
-            similarity.estimate(), similarity.others, untrained_similarity.estimate().value, "untrained"
+            similarity.estimate(), similarity.leave_one_out, untrained_similarity.estimate().value, "untrained"
         )
     calibration = perturbations.measure_calibration(probabilities, right)
-    numbers["calibration"] = Measurement(calibration.error, None, calibration.by_chance, "calibrated")
-    numbers["over"] = _mean_measurement(calibration.over, 0.0, "exact")
+    numbers["calibration"] = Measurement(calibration.error, None, calibration.expected_error, "calibrated")
+    numbers["over"] = _mean_measurement(calibration.overconfidence, 0.0, "exact")
     return Profile(
         name,
         bundle,
@@ -277,21 +277,24 @@ def _measure_bundle(name: str, bundle: Bundle, split: Split, labels: np.ndarray,
 def _measure_internals(
     bundle: Bundle, untrained: Any, images: Tensor, numbers: dict[str, Measurement]
 ) -> tuple[dict[str, list[tuple[float, float]]], dict[str, list[tuple[float, float]]]]:
-    """Return attention distances and receptive areas of the trained and the untrained model, and add to `numbers`."""
+    """Return attention distances and receptive areas of the trained and the untrained model.
+
+    Their summaries are added to `numbers`.
+    """
     models, depth = {"trained": bundle.model, "untrained": untrained}, bundle.model.config.depth
-    watched = images[:: max(len(images) // _WATCHED, 1)][:_WATCHED]
-    heads = {state: internals.head_distances(model, watched) for state, model in models.items()}
+    attention_images = images[:: max(len(images) // _ATTENTION_IMAGES, 1)][:_ATTENTION_IMAGES]
+    heads = {state: internals.head_distances(model, attention_images) for state, model in models.items()}
     if heads["trained"]:
         first, last = (heads["trained"][layer] for layer in (0, depth - 1))
-        starts = [heads["untrained"][layer] for layer in (0, depth - 1)]
+        untrained_first, untrained_last = (heads["untrained"][layer] for layer in (0, depth - 1))
         nearest = first[:, first.mean(axis=0).argmin()]
-        numbers["nearest"] = _mean_measurement(nearest, float(starts[0].mean(axis=0).min()), "untrained")
-        numbers["first"] = _mean_measurement(first.mean(axis=1), float(starts[0].mean()), "untrained")
-        numbers["last"] = _mean_measurement(last.mean(axis=1), float(starts[1].mean()), "untrained")
+        numbers["nearest"] = _mean_measurement(nearest, float(untrained_first.mean(axis=0).min()), "untrained")
+        numbers["first"] = _mean_measurement(first.mean(axis=1), float(untrained_first.mean()), "untrained")
+        numbers["last"] = _mean_measurement(last.mean(axis=1), float(untrained_last.mean()), "untrained")
     third = internals.third_layer(depth)
-    layers = sorted({third, *np.linspace(0, depth - 1, min(_LAYERS, depth)).round().astype(int).tolist()})
-    derived = images[:: max(len(images) // _DERIVED, 1)][:_DERIVED]
-    areas = {state: internals.receptive_areas(model, derived, layers) for state, model in models.items()}
+    layers = sorted({third, *np.linspace(0, depth - 1, min(_MAX_LAYERS, depth)).round().astype(int).tolist()})
+    gradient_images = images[:: max(len(images) // _GRADIENT_IMAGES, 1)][:_GRADIENT_IMAGES]
+    areas = {state: internals.receptive_areas(model, gradient_images, layers) for state, model in models.items()}
     numbers["area"] = _mean_measurement(areas["trained"][third], float(areas["untrained"][third].mean()), "untrained")
     return (
         {
@@ -320,7 +323,7 @@ def _share_measurement(right: np.ndarray, reference: float | None = None, kind: 
     )
 
 
-def _kept_measurement(same: np.ndarray, right: np.ndarray, reference: float, kind: str) -> Measurement:
+def _consistency_measurement(same: np.ndarray, right: np.ndarray, reference: float, kind: str) -> Measurement:
     """Return the share of correct predictions that stay the same, with Wilson's interval if all or none do."""
     number = _mean_measurement(perturbations.linearised_ratio(same * right, right.astype(float)), reference, kind)
     low, high = number.estimate.interval()
@@ -343,8 +346,8 @@ def compare_pairs(profiles: Sequence[Profile]) -> list[BundleContrast]:
             else:
                 estimate = perturbations.mean_of(difference)
             contrasts.append(BundleContrast(first.name, second.name, measure, estimate, 0.05))
-    levels = holm_levels({str(at): first.difference.p_value for at, first in enumerate(contrasts)})
-    return [first._replace(level=levels[str(at)]) for at, first in enumerate(contrasts)]
+    levels = holm_levels({str(index): contrast.difference.p_value for index, contrast in enumerate(contrasts)})
+    return [contrast._replace(level=levels[str(index)]) for index, contrast in enumerate(contrasts)]
 
 
 def profile_document(

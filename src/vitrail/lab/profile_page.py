@@ -1,4 +1,4 @@
-"""The page of a bias profile: `index.html` and `profile.json`."""
+"""The report of a bias profile: `index.html` and `profile.json`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ t = translator(load_messages(__file__))
 
 
 def check_profile_output(output: Path) -> None:
-    """Check that the output is a new folder or an existing profile, which is replaced."""
+    """Raise UsageError unless the output is a new folder or an existing profile, which will be replaced."""
     if output.is_dir() and any(output.iterdir()) and not (output / "profile.json").is_file():
         raise UsageError(f"Output must be a new folder or an existing profile, got {str(output)!r}.")
 
@@ -36,12 +36,12 @@ def write_profile(
     output: Path, profiles: Sequence[Profile], pairs: Sequence[BundleContrast], *, data: str, split: Split, command: str
 ) -> dict[str, Any]:
     """Write `index.html` and `profile.json` and return the content of the latter."""
-    figures = dict(_figures(profiles))
+    figures = dict(_draw_figures(profiles))
     body = f'<section id="numbers"><h2>{t("numbers")}</h2>{t("about-numbers", "p")}{_number_table(profiles)}</section>'
     if pairs:
         body += f'<section id="pairs"><h2>{t("pairs")}</h2>{t("about-pairs", "p")}{_pair_table(pairs)}</section>'
     panes = "".join(
-        figure(_title(name, profiles), t(f"{name.partition('-')[0]}-note"), svg) for name, svg in figures.items()
+        figure(_figure_title(name, profiles), t(f"{name.partition('-')[0]}-note"), svg) for name, svg in figures.items()
     )
     body += f'<section id="figures"><h2>{t("figures")}</h2><div class="panes">{panes}</div></section>'
     rows = [
@@ -64,7 +64,7 @@ def write_profile(
     return numbers
 
 
-def _title(name: str, profiles: Sequence[Profile]) -> Html:
+def _figure_title(name: str, profiles: Sequence[Profile]) -> Html:
     kind, _, number = name.partition("-")
     return t(f"{kind}-title", bundle=profiles[int(number or 0)].name)
 
@@ -122,33 +122,36 @@ def _pair_table(pairs: Sequence[BundleContrast]) -> str:
     return table(heads, rows, frozenset({2}))
 
 
-def _figures(profiles: Sequence[Profile]) -> list[tuple[str, str]]:
+def _draw_figures(profiles: Sequence[Profile]) -> list[tuple[str, str]]:
     families = [profile.bundle.model.config.family for profile in profiles]
     colours = family_colours(families)
     percent = t("percent", "tspan")
     figures = []
-    shifts = [_line(profile, colour, _shift_points(profile)) for profile, colour in zip(profiles, colours, strict=True)]
+    shifts = [
+        _accuracy_line(profile, colour, _shift_points(profile))
+        for profile, colour in zip(profiles, colours, strict=True)
+    ]
     figures.append(("shifts", line_chart(shifts, t("shift-axis", "tspan"), percent, dots=True)))
     for kind in perturbations.CURVES:
         lines = [
-            _line(profile, colour, perturbations.curve_points(kind, profile.accuracies))
+            _accuracy_line(profile, colour, perturbations.curve_points(kind, profile.accuracies))
             for profile, colour in zip(profiles, colours, strict=True)
         ]
-        across = t(f"{kind}-axis", "tspan")
-        figures.append((f"{kind}s", line_chart(lines, across, percent, dots=True, log_x=kind == "shuffle")))
+        x_label = t(f"{kind}-axis", "tspan")
+        figures.append((f"{kind}s", line_chart(lines, x_label, percent, dots=True, log_x=kind == "shuffle")))
     for kind in ("distances", "areas"):
         lines = []
         for profile, colour in zip(profiles, colours, strict=True):
             for state, name in (("trained", profile.name), ("untrained", f"{profile.name} 0")):
                 curve = getattr(profile, kind).get(state, [])
                 if curve:
-                    own = colour if state == "trained" else 7
+                    line_colour = colour if state == "trained" else 7
                     joined = kind == "areas" and state == "trained"
                     ys = [100 * y for _, y in curve]
-                    lines.append(Line(name, [x for x, _ in curve], ys, own, joined=joined))
+                    lines.append(Line(name, [x for x, _ in curve], ys, line_colour, joined=joined))
         if lines:
-            up = t(f"{kind}-axis", "tspan")
-            figures.append((kind, line_chart(lines, t("depth-axis", "tspan"), up, dots=kind == "areas")))
+            y_label = t(f"{kind}-axis", "tspan")
+            figures.append((kind, line_chart(lines, t("depth-axis", "tspan"), y_label, dots=kind == "areas")))
     reliability = [
         Line(
             profile.name,
@@ -178,7 +181,7 @@ def _shift_points(profile: Profile) -> list[tuple[float, str]]:
     return [(0.0, ""), *sorted(shifts)]
 
 
-def _line(profile: Profile, colour: int, points: Sequence[tuple[float, str]]) -> Line:
+def _accuracy_line(profile: Profile, colour: int, points: Sequence[tuple[float, str]]) -> Line:
     measurements = [profile.accuracies[name] for _, name in points]
     bars = [(100 * low, 100 * high) for low, high in (measurement.interval for measurement in measurements)]
     return Line(

@@ -34,7 +34,7 @@ from vitrail.reports.translations import translate
 
 State = Literal["true", "false", "supported", "contradicted", "cannot tell", "reported"]
 
-_MOST_AT_DEFAULT = 10_000
+_MAX_DEFAULT_SIZE = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Lab:
     @property
     def default_size(self) -> int:
         """Number of training images for comparisons at one size: the largest up to 10,000."""
-        return max((count for count in self.sizes if count <= _MOST_AT_DEFAULT), default=self.sizes[0])
+        return max((count for count in self.sizes if count <= _MAX_DEFAULT_SIZE), default=self.sizes[0])
 
     def train(self, family: str, *, count: int, seed: int, **settings: Any) -> Trial:
-        """Return a training trial by the lab's protocol."""
+        """Return a trial that trains a model of a family by the lab's protocol, with settings of `training_trial`."""
         settings.setdefault("seen", self.seen)
         return training_trial(self.images, family, count=count, seed=seed, **settings)
 
@@ -200,7 +200,7 @@ class Accuracies:
     ) -> None:
         self.right = self._read(results, groups)
         self._noise_group = noise_group
-        self.cut_off = cut_off(results, groups)
+        self.cut_off = find_cut_off(results, groups)
 
     def _read(self, results: Results, groups: dict[Any, list[Trial]]) -> dict[Any, np.ndarray]:
         by_name = {name: results.right(trials) for name, trials in groups.items()}
@@ -225,7 +225,9 @@ class Accuracies:
         part_accuracies = copy.copy(self)
         part_accuracies.__dict__.pop("_noise_by_group", None)
         part_accuracies.right = {
-            (name, part): right[:, is_chosen] for name, right in self.right.items() for part, is_chosen in parts.items()
+            (name, part): right[:, is_in_part]
+            for name, right in self.right.items()
+            for part, is_in_part in parts.items()
         }
         part_accuracies._noise_group = lambda name: name[1]
         part_accuracies.cut_off = {key for key in part_accuracies.right if key[0] in self.cut_off}
@@ -287,8 +289,8 @@ class Accuracies:
         return 0.0, 1.0
 
 
-def cut_off(results: Results, groups: Mapping[Any, Sequence[Trial]]) -> set[Any]:
-    """Return the variants whose range of learning rates was too narrow."""
+def find_cut_off(results: Results, groups: Mapping[Any, Sequence[Trial]]) -> set[Any]:
+    """Return the variants whose best learning rate may lie outside the range that was tried."""
     return {name for name, trials in groups.items() if any(map(results.is_cut_off, trials))}
 
 

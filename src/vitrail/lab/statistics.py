@@ -15,8 +15,9 @@ from vitrail.core.intervals import t_quantile, t_tail
 
 LEVEL = 0.05
 """Level of all intervals together: 95 % coverage."""
-_LARGEST_COUNT, _DRAWS = 1e12, 400
-_LEAST_WRONG = 1e-4  # lower error rates have no reliable logarithm
+_MAX_COUNT = 1e12  # largest number of images for extrapolation
+_DRAWS = 400
+_MIN_ERROR_RATE = 1e-4  # lower error rates have no reliable logarithm
 
 
 class Estimate(NamedTuple):
@@ -88,11 +89,13 @@ class Estimate(NamedTuple):
         """Return the estimate for `seeds` and `images` times as many seeds and test images."""
         if self.parts:
             return self._replace(parts=tuple(part._rescaled(seeds, images) for part in self.parts))
-        of_images = self.image_error**2 / images
-        of_seeds = self._seed_variance / seeds
+        image_variance = self.image_error**2 / images
+        seed_variance = self._seed_variance / seeds
         # Over thousands of test images, the variance is practically known.
-        freedom = _satterthwaite([(of_seeds, seeds * (self.seed_freedom or self.freedom)), (of_images, math.inf)])
-        return self._replace(error=math.sqrt(of_seeds + of_images), freedom=freedom)
+        freedom = _satterthwaite(
+            [(seed_variance, seeds * (self.seed_freedom or self.freedom)), (image_variance, math.inf)]
+        )
+        return self._replace(error=math.sqrt(seed_variance + image_variance), freedom=freedom)
 
     @property
     def _seed_variance(self) -> float:
@@ -129,7 +132,7 @@ def _combine_halves(terms: Sequence[tuple[float, tuple[float, ...]]]) -> tuple[f
     """Return a weighted sum for each half of the seeds. Empty if a term has no halves."""
     if not all(halves for _, halves in terms):
         return ()
-    return tuple(sum(weight * halves[at] for weight, halves in terms) for at in (0, 1))
+    return tuple(sum(weight * halves[half] for weight, halves in terms) for half in (0, 1))
 
 
 def half_means(values: np.ndarray) -> tuple[float, ...]:
@@ -212,23 +215,25 @@ def lost_skill(
     before, after = (float(right.mean()) - chance for right, _ in (original, changed))
     if before <= 0:
         return Estimate(0.0, math.nan, 0)
-    moved = contrast([(after / before**2, *original), (-1 / before, *changed)])
+    linearised = contrast([(after / before**2, *original), (-1 / before, *changed)])
     pairs = zip(half_means(original[0]), half_means(changed[0]), strict=False)
-    halves = tuple(1 - (now - chance) / max(first - chance, 1e-6) for first, now in pairs)
-    return moved._replace(value=1 - after / before, halves=halves)
+    halves = tuple(1 - (half_after - chance) / max(half_before - chance, 1e-6) for half_before, half_after in pairs)
+    return linearised._replace(value=1 - after / before, halves=halves)
 
 
 def log_errors(terms: Sequence[tuple[float, np.ndarray, SeedNoise]]) -> Estimate:
-    """Return a weighted sum of log error rates, from correctness (seeds, images) on the same images, by the delta
-    method."""
-    wrong = [max(1 - float(right.mean()), _LEAST_WRONG) for _, right, _ in terms]
-    pairs = list(zip(terms, wrong, strict=True))
-    estimate = contrast([(-weight / share, right, noise) for (weight, right, noise), share in pairs])
+    """Return a weighted sum of log error rates, from correctness (seeds, images) on the same images.
+
+    Its error is computed by the delta method.
+    """
+    error_rates = [max(1 - float(right.mean()), _MIN_ERROR_RATE) for _, right, _ in terms]
+    pairs = list(zip(terms, error_rates, strict=True))
+    estimate = contrast([(-weight / rate, right, noise) for (weight, right, noise), rate in pairs])
     logs = [
-        (weight, [math.log(max(1 - half, _LEAST_WRONG)) for half in half_means(right)]) for weight, right, _ in terms
+        (weight, [math.log(max(1 - half, _MIN_ERROR_RATE)) for half in half_means(right)]) for weight, right, _ in terms
     ]
     return estimate._replace(
-        value=sum(weight * math.log(share) for (weight, _, _), share in pairs),
+        value=sum(weight * math.log(rate) for (weight, _, _), rate in pairs),
         halves=_combine_halves([(weight, tuple(halves)) for weight, halves in logs]),
     )
 
@@ -243,16 +248,17 @@ def smallest(estimates: Sequence[Estimate | None]) -> Estimate | None:
     available = tuple(estimate for estimate in estimates if estimate is not None)
     if not available or len(available) < len(estimates):
         return None
-    least = min(available, key=lambda estimate: estimate.value)
+    weakest = min(available, key=lambda estimate: estimate.value)
     if any(math.isnan(estimate.error) for estimate in available):
-        return least._replace(error=math.nan)
-    halves = least.halves
-    if least.value > 0 and all(
-        estimate.halves for estimate in available
-    ):  # all estimates must be positive in both halves
-        first, second = (min(estimate.halves[at] for estimate in available) for at in (0, 1))
+        return weakest._replace(error=math.nan)
+    halves = weakest.halves
+    if weakest.value > 0 and all(estimate.halves for estimate in available):
+        # All estimates must be positive in both halves.
+        first, second = (min(estimate.halves[half] for estimate in available) for half in (0, 1))
         halves = (first, second)
-    return least._replace(halves=halves, is_cut_off=any(estimate.is_cut_off for estimate in available), parts=available)
+    return weakest._replace(
+        halves=halves, is_cut_off=any(estimate.is_cut_off for estimate in available), parts=available
+    )
 
 
 class PowerLaw(NamedTuple):
@@ -280,10 +286,10 @@ def fit_power_law(counts: Sequence[float], errors: Sequence[float]) -> PowerLaw 
     offsets = logs.mean(axis=1) - slopes * n.mean()
     fitted = floors[:, None] + np.exp(offsets[:, None] + slopes[:, None] * n)
     losses = np.where(slopes < 0, np.square(np.log(fitted) - np.log(e)).sum(axis=1), math.inf)
-    best = int(losses.argmin())
-    if math.isinf(losses[best]):
+    best_index = int(losses.argmin())
+    if math.isinf(losses[best_index]):
         return None
-    return PowerLaw(float(floors[best]), float(np.exp(offsets[best])), float(-slopes[best]))
+    return PowerLaw(float(floors[best_index]), float(np.exp(offsets[best_index])), float(-slopes[best_index]))
 
 
 def sample_efficiency(
@@ -303,17 +309,19 @@ def sample_efficiency(
 
 
 def _invert(n: np.ndarray, values: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    keep = np.concatenate([[True], np.diff(values) > 0])
-    return np.interp(levels, values[keep], n[keep])
+    """Return the n at which a curve reaches each level, by linear interpolation."""
+    is_rising = np.concatenate([[True], np.diff(values) > 0])
+    return np.interp(levels, values[is_rising], n[is_rising])
 
 
 def crossover(counts: Sequence[float], accuracies: Sequence[float], other_accuracies: Sequence[float]) -> float | None:
     """Return the last n at which two curves cross, by interpolation in log n. None if they do not cross."""
     lead = np.asarray(accuracies, float) - np.asarray(other_accuracies, float)
     n = np.log(np.asarray(counts, float))
-    for at in range(len(lead) - 2, -1, -1):
-        if lead[at] * lead[at + 1] < 0:
-            return float(np.exp(n[at] + (n[at + 1] - n[at]) * lead[at] / (lead[at] - lead[at + 1])))
+    for index in range(len(lead) - 2, -1, -1):
+        if lead[index] * lead[index + 1] < 0:
+            share = lead[index] / (lead[index] - lead[index + 1])
+            return float(np.exp(n[index] + (n[index + 1] - n[index]) * share))
     return None
 
 
@@ -327,9 +335,9 @@ def extrapolated_crossover(
     laws = [fit_power_law(counts, [1 - value for value in values]) for values in (accuracies, other_accuracies)]
     if laws[0] is None or laws[1] is None:
         return math.inf
-    beyond = np.geomspace(counts[-1], _LARGEST_COUNT, 500)
-    ahead = laws[0](beyond) < laws[1](beyond)
-    return float(beyond[int(ahead.argmax())]) if ahead.any() else math.inf
+    larger_counts = np.geomspace(counts[-1], _MAX_COUNT, 500)
+    is_ahead = laws[0](larger_counts) < laws[1](larger_counts)
+    return float(larger_counts[int(is_ahead.argmax())]) if is_ahead.any() else math.inf
 
 
 def draw_accuracies(curves: Sequence[tuple[np.ndarray, SeedNoise]]) -> np.ndarray:
@@ -342,9 +350,9 @@ def draw_accuracies(curves: Sequence[tuple[np.ndarray, SeedNoise]]) -> np.ndarra
     count = len(per_image)
     draws = np.stack([generator.multinomial(count, [1 / count] * count) @ per_image / count for _ in range(_DRAWS)])
     factors = {noise: _student_scale(generator, noise.freedom) for _, noise in curves}
-    for at, (right, noise) in enumerate(curves):
+    for index, (right, noise) in enumerate(curves):
         error = math.sqrt(noise.variance / len(right))
-        draws[:, at] += error * factors[noise] * generator.normal(size=_DRAWS)
+        draws[:, index] += error * factors[noise] * generator.normal(size=_DRAWS)
     return draws
 
 

@@ -36,10 +36,10 @@ from vitrail.training.recipe import Recipe
 BATCH = 128
 RATES = (3e-4, 1e-3, 3e-3)
 FURTHER_RATES = {RATES[0]: (1e-4, 3e-5), RATES[-1]: (1e-2, 3e-2)}
-"""Further rates beyond each end of the standard range, in the order of trial."""
+"""Further rates beyond each end of the standard range, in the order in which they are tried."""
 TRAINING_SAMPLE = 2000
 """Largest number of training images to measure training accuracy on."""
-_LOOKS = 8  # evaluations on validation images, at log-spaced steps
+_EVALUATIONS = 8  # evaluations on validation images, at log-spaced steps
 
 
 def training_trial(
@@ -72,34 +72,34 @@ def training_trial(
         "permutation": list(permutation) if permutation else None,
         "learning_rate": learning_rate,
     }
-    judged = len(images.test) + min(count, TRAINING_SAMPLE) + _LOOKS * len(images.validation)
-    work = config.macs * (3.0 * seen + judged)
+    evaluated = len(images.test) + min(count, TRAINING_SAMPLE) + _EVALUATIONS * len(images.validation)
+    work = config.macs * (3.0 * seen + evaluated)
     return Trial("vitrail.lab.training:train", settings, family=family, work=work)
 
 
 def train(settings: dict[str, Any], images: Images, bundles: list[Path], folder: Path) -> Outcome:
-    """Train one model and save its bundle to `folder`."""
+    """Trial function: train one model, save its bundle to `folder`, and return its accuracies and curves."""
     split = images.subset(settings["count"])
     torch.manual_seed(settings["seed"])
     model = build(read_config(settings))
     if settings["permutation"]:
         permute_input(model, *settings["permutation"])
-    fitted = fit(model, images, split, protocol(settings, images), settings["seed"])
+    curves = fit(model, images, split, protocol(settings, images), settings["seed"])
     right = correct_predictions(model, images, images.test)
-    learned = correct_predictions(model, images, split.sample_evenly(TRAINING_SAMPLE))
+    training_right = correct_predictions(model, images, split.sample_evenly(TRAINING_SAMPLE))
     save_bundle(model, images, settings, folder)
     result = {
         "accuracy": float(right.mean()),
         "right": pack(right),
         "count": len(right),
-        "training_accuracy": float(learned.mean()),
-        "validation_accuracy": fitted.curve[-1][1],
+        "training_accuracy": float(training_right.mean()),
+        "validation_accuracy": curves.curve[-1][1],
         "validation_count": len(images.validation),
-        "curve": fitted.curve,
-        "places": fitted.position_structure,
-        "loss": fitted.loss,
+        "curve": curves.curve,
+        "places": curves.position_structure,
+        "loss": curves.loss,
     }
-    return Outcome(result, {"seconds": round(fitted.seconds[-1][1], 2), "curve_seconds": fitted.seconds})
+    return Outcome(result, {"seconds": round(curves.seconds[-1][1], 2), "curve_seconds": curves.seconds})
 
 
 def protocol(settings: dict[str, Any], images: Images) -> Recipe:
@@ -146,34 +146,33 @@ def fit(
     seed: int,
     validate: Callable[[], float] | None = None,
 ) -> TrainingCurves:
-    """Train a model and return its curves. `validate` replaces the accuracy on validation images.
+    """Train a model in place by a recipe and return its curves. `validate` replaces the accuracy on validation images.
 
-    Seconds are processor time, so that other processes do not count.
+    Seconds are processor time, which other processes on the machine do not change.
     """
     use_channels_last(model)
     started = time.process_time()
     options = Options(seed=seed, workers=0, device="cpu")
     trainer = Trainer(model, images.preprocess, split, None, recipe, options, Ranks(), labels=images.labels)
-    evaluation_steps = set(np.unique(np.geomspace(1, trainer.total, _LOOKS).round().astype(int)).tolist())
-    curve, seconds, losses, places = [], [], [], [_position_structure(model, 0)]
+    evaluation_steps = set(np.unique(np.geomspace(1, trainer.total, _EVALUATIONS).round().astype(int)).tolist())
+    curve, seconds, losses, structures = [], [], [], [_position_structure(model, 0)]
 
-    def measure(done: Step) -> None:
+    def record(event: Step) -> None:
         nonlocal started
-        losses.append(done.loss)
-        if done.step in evaluation_steps:
+        losses.append(event.loss)
+        if event.step in evaluation_steps:
             spent = time.process_time() - started
             accuracy = (
                 float(correct_predictions(model, images, images.validation).mean()) if validate is None else validate()
             )
-            curve.append([done.step, accuracy])
-            seconds.append([done.step, round(spent, 3)])
-            places.append(_position_structure(model, done.step))
+            curve.append([event.step, accuracy])
+            seconds.append([event.step, round(spent, 3)])
+            structures.append(_position_structure(model, event.step))
             started = time.process_time() - spent  # exclude evaluation from training time
 
-    trainer.fit(measure)
-    return TrainingCurves(
-        curve, seconds, [entry for entry in places if entry is not None], float(np.mean(losses[-50:]))
-    )
+    trainer.fit(record)
+    position_structure = [entry for entry in structures if entry is not None]
+    return TrainingCurves(curve, seconds, position_structure, float(np.mean(losses[-50:])))
 
 
 def save_bundle(

@@ -40,7 +40,7 @@ class Trial:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Trial":
-        """Read what `to_json` returned."""
+        """Return the trial in a document of `to_json`."""
         return cls(fields["task"], fields["settings"], tuple(cls.from_json(trial) for trial in fields["of"]))
 
     def trial_id(self, fingerprint: str) -> str:
@@ -65,12 +65,12 @@ class Outcome(NamedTuple):
 
 
 def _without_defaults(value: Any) -> Any:
-    """Return a document without the model settings that have their default value."""
+    """Return a JSON document without the model settings that have their default value."""
     match value:
         case {"family": family, **settings}:
             defaults = jsonable({field.name: field.default for field in dataclasses.fields(FAMILIES[family])})
-            kept = {name: part for name, part in settings.items() if name not in defaults or part != defaults[name]}
-            return {"family": family, **kept}
+            changed = {name: part for name, part in settings.items() if name not in defaults or part != defaults[name]}
+            return {"family": family, **changed}
         case dict():
             return {name: _without_defaults(part) for name, part in value.items()}
         case list():
@@ -79,10 +79,10 @@ def _without_defaults(value: Any) -> Any:
 
 
 def pack(right: np.ndarray) -> str:
-    """Pack correctness into text."""
+    """Pack the correctness of predictions, one bit per image, into text."""
     return base64.b64encode(np.packbits(right.astype(bool)).tobytes()).decode()
 
 
 def unpack(text: str, count: int) -> np.ndarray:
-    """Unpack text from `pack` into 0 or 1 for each image."""
+    """Unpack the text of `pack` into the correctness of predictions, 0 or 1 for each image."""
     return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8), count=count)

@@ -14,7 +14,7 @@ from vitrail.core.errors import UsageError, VitrailError
 from vitrail.lab.training import FURTHER_RATES, RATES
 from vitrail.lab.trial import Trial, unpack
 
-_UNKNOWN = "unknown"  # results of earlier versions do not name their machine
+_UNKNOWN_MACHINE = "unknown"  # results of earlier versions do not name their machine
 
 
 class Results:
@@ -50,7 +50,7 @@ class Results:
         self._remember(record)
 
     def _remember(self, record: dict[str, Any]) -> None:
-        """Keep a record by the id of its trial, computed anew because another version may have written another id."""
+        """Keep a record in memory by the id of its trial, which is recomputed: another version may have written it."""
         self._records[Trial.from_json(record["cell"]).trial_id(self._fingerprint)] = record
 
     # Learning rates: chosen for each variant of a model by validation images at the smallest size
@@ -112,7 +112,7 @@ class Results:
         return self._records[rate_trial.trial_id(self._fingerprint)]["result"].get("validation_count", self._validation)
 
     def resolve(self, trial: Trial) -> Trial | None:
-        """Return the trial with all learning rates filled in, those of its inputs too. None while one is open."""
+        """Return the trial with the chosen learning rates, also in its inputs. None while a rate is not chosen."""
         if needs_rate(trial):
             rate = self.rate(trial)
             return None if rate is None else trial.clone_with(learning_rate=rate)
@@ -135,11 +135,11 @@ class Results:
     def machine(self, trial: Trial) -> str | None:
         """Return the name of the machine that ran a trial. None if it was not run."""
         record = self._record(trial)
-        return None if record is None else record.get("machine", _UNKNOWN)
+        return None if record is None else record.get("machine", _UNKNOWN_MACHINE)
 
     def machines(self) -> dict[str, int]:
         """Return the number of trials by machine."""
-        return dict(Counter(record.get("machine", _UNKNOWN) for record in self._records.values()))
+        return dict(Counter(record.get("machine", _UNKNOWN_MACHINE) for record in self._records.values()))
 
     def _record(self, trial: Trial) -> dict[str, Any] | None:
         resolved = self.resolve(trial)
@@ -155,8 +155,8 @@ class Results:
 
     def right(self, trials: list[Trial]) -> np.ndarray | None:
         """Return the correctness of test predictions (seeds, images) of finished trials. None if none is finished."""
-        results = [record for trial in trials if (record := self.get(trial)) is not None]
-        return np.stack([unpack(record["right"], record["count"]) for record in results]) if results else None
+        results = [result for trial in trials if (result := self.get(trial)) is not None]
+        return np.stack([unpack(result["right"], result["count"]) for result in results]) if results else None
 
 
 def _is_better(accuracy: float, reference: float, count: int) -> bool:

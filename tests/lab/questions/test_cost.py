@@ -17,11 +17,11 @@ def measured_with(exponents):
     def times(counts, exponent):
         return [[noise * count**exponent for count in counts] for noise in (1.0, 1.1, 0.9)]
 
-    def finds(trial):
+    def outcome_of(trial):
         task = trial.task.rpartition(":")[2]
         if task == "time_attention":
             noisy = [
-                [time * (1 + 0.01 * number) ** at for at, time in enumerate(row)]
+                [time * (1 + 0.01 * number) ** index for index, time in enumerate(row)]
                 for number, row in enumerate(times(TOKENS, exponents["attention"]))
             ]
             return {}, dict.fromkeys(KINDS, noisy)
@@ -31,7 +31,7 @@ def measured_with(exponents):
             return {}, {str(batch): rows for batch in BATCHES}
         return {"parameters": 10, "macs": 10, "tokens": 16, "patch": 2}, {"latency": 1.0, "step": 2.0, "memory": 3.0}
 
-    return finds
+    return outcome_of
 
 
 @pytest.mark.parametrize(

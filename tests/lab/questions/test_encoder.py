@@ -34,8 +34,8 @@ def measure(trial):
 
 def is_changed(settings):
     model = settings["model"]
-    usual = {"residual": True, "attention_scale": None, "heads": 3, "activation": "gelu", "pool": "cls"}
-    return model["norm_order"] == "post" or any(model[name] != value for name, value in usual.items())
+    defaults = {"residual": True, "attention_scale": None, "heads": 3, "activation": "gelu", "pool": "cls"}
+    return model["norm_order"] == "post" or any(model[name] != value for name, value in defaults.items())
 
 
 @pytest.mark.parametrize(("lost", "verdict"), [(0.1, "supported"), (-0.1, "contradicted"), (0, "cannot tell")])

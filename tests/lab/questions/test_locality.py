@@ -16,8 +16,10 @@ def proved():
     return prove({}, LAB.images, [], None).result
 
 
-def finds(proved, areas):
-    def find(trial):
+def invent_results(proved, areas):
+    """Return a function that invents the outcome of a trial from receptive areas by family."""
+
+    def result_of(trial):
         if trial.task.endswith("prove"):
             return proved, {}
         seed = trial.inputs[0].settings["seed"] if trial.inputs else trial.settings["seed"]
@@ -28,24 +30,24 @@ def finds(proved, areas):
         first = [1 - area for area in layer_areas]  # reversed after the first layer
         return {"third": 1, "areas": {"0": first, "1": layer_areas}, "heads": heads, **near}, {}
 
-    return find
+    return result_of
 
 
 @pytest.mark.parametrize(("cnn", "verdict"), [(0.1, "supported"), (0.8, "contradicted"), (0.4, "cannot tell")])
 def test_verdicts_follow_the_results(tmp_path, proved, cnn, verdict):
     question = LocalityQuestion("locality", LAB)
     areas = dict.fromkeys(LAB.families, 0.4) | {"resnet": cnn}
-    states = states_with_results(question, tmp_path, lambda _: 0.8, measure=finds(proved, areas))
+    states = states_with_results(question, tmp_path, lambda _: 0.8, measure=invent_results(proved, areas))
     assert states == {"C10": verdict, "C12a": "true", "C15": "true"}
     assert set(dict(question.figures())) == {"locality-area", "locality-dose", "locality-heads"}
-    fields = {item.claim: item.fields for item in question.verdicts()}
+    fields = {verdict.claim: verdict.fields for verdict in question.verdicts()}
     assert fields["C15"]["trained"] == "60% … 110%"
     assert question.numbers()["nearest"]["vit 300"][0] == pytest.approx(0.6075)
 
 
 def test_verdicts_without_results_cannot_tell(tmp_path):
-    wanted = dict.fromkeys(("C10", "C12a", "C15"), "cannot tell")
-    assert states_without_results(LocalityQuestion("locality", LAB), tmp_path) == wanted
+    expected = dict.fromkeys(("C10", "C12a", "C15"), "cannot tell")
+    assert states_without_results(LocalityQuestion("locality", LAB), tmp_path) == expected
 
 
 def test_models_have_a_grid_of_at_least_seven():
@@ -71,7 +73,7 @@ def test_untrained_vit_has_no_distance_preference_and_cnn_is_more_local():
         measured[family] = measure(
             measurement_trial("x", trained, 1, untrained=True).settings, LAB.images, [], None
         ).result
-    assert all(abs(result - 1) < 0.1 for result in measured["vit"]["heads"]["0"])
+    assert all(abs(distance - 1) < 0.1 for distance in measured["vit"]["heads"]["0"])
     area = {family: np.mean(result["areas"][str(result["third"])]) for family, result in measured.items()}
     assert area["resnet"] < area["vit"]
     assert "nearest" not in measured["resnet"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.made_up import Filled, states
+from tests.made_up import InventedResults, states
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import prepare
 from vitrail.lab.lab_report import write_report
@@ -15,7 +15,7 @@ from vitrail.lab.trial_results import Results
 FAMILIES = ("vit", "hybrid", "resnet", "mixer", "lstm", "mlp")
 LAB = Lab(prepare(open_data("digits")), FAMILIES, (300, 1240), 3, 256)
 
-FOLLOWED = {
+EXACT_LEVELS = {
     "vit": {"within", "patches"},
     "vit sincos-2d": {"within"},
     "hybrid": set(),
@@ -34,7 +34,7 @@ def proved():
 
 def test_proof_matches_the_table_of_exact_invariances(proved):
     for name, levels in proved["families"].items():
-        assert {level for level, change in levels.items() if change["after"] is not None} == FOLLOWED[name]
+        assert {level for level, change in levels.items() if change["after"] is not None} == EXACT_LEVELS[name]
         for change in levels.values():
             assert change["before"] > 0.01
             if change["after"] is not None:
@@ -47,8 +47,8 @@ def test_proof_matches_the_table_of_exact_invariances(proved):
 
 def test_proved_levels_are_not_trained(tmp_path):
     question = NeighbourhoodQuestion("neighbourhood", LAB)
-    trained = {name: {level for variant, level in question.trials if variant == name} - {""} for name in FOLLOWED}
-    assert trained == {name: set(LEVELS) - levels for name, levels in FOLLOWED.items()}
+    trained = {name: {level for variant, level in question.trials if variant == name} - {""} for name in EXACT_LEVELS}
+    assert trained == {name: set(LEVELS) - levels for name, levels in EXACT_LEVELS.items()}
     permuted = question.trials["resnet", "pixels"]
     assert [trial.settings["permutation"] for trial in permuted] == [["pixels", (2, 2), seed] for seed in range(3)]
     results = Results(tmp_path / "none.jsonl", "x", 300)
@@ -56,20 +56,20 @@ def test_proved_levels_are_not_trained(tmp_path):
     assert len(rate_trials) == 3  # one permutation chooses the learning rate for all
 
 
-def fill(folder, proved, lost):
+def invent(folder, proved, lost):
     """Write results: every family has 90 % accuracy and loses the given share of skill under permutations."""
     question = NeighbourhoodQuestion("neighbourhood", LAB)
-    filled = Filled(folder, question)
-    filled.put(question.proof_trial, **proved)
+    invented = InventedResults(folder, question)
+    invented.put(question.proof_trial, **proved)
     for (name, level), trials in question.trials.items():
         for trial in trials:
-            filled.train(trial, 0.9 - 0.8 * (lost.get(name, 0.1) if level else 0))
-    return question, filled
+            invented.train(trial, 0.9 - 0.8 * (lost.get(name, 0.1) if level else 0))
+    return question, invented
 
 
 def test_verdicts_hold_for_numbers_in_favour(tmp_path, proved):
-    question, filled = fill(tmp_path, proved, {"resnet": 0.5})
-    assert states(question, filled) == {
+    question, invented = invent(tmp_path, proved, {"resnet": 0.5})
+    assert states(question, invented) == {
         "C13": "true",
         "C14": "supported",
         "C34a": "true",
@@ -82,13 +82,13 @@ def test_verdicts_hold_for_numbers_in_favour(tmp_path, proved):
 
 
 def test_verdicts_fail_for_numbers_against(tmp_path, proved):
-    question, filled = fill(tmp_path, proved, {"resnet": -0.1})
-    assert states(question, filled)["C14"] == "contradicted"
+    question, invented = invent(tmp_path, proved, {"resnet": -0.1})
+    assert states(question, invented)["C14"] == "contradicted"
     families = {
-        name: {level: {"before": 1.0, "after": None, "training": None} for level in LEVELS} for name in FOLLOWED
+        name: {level: {"before": 1.0, "after": None, "training": None} for level in LEVELS} for name in EXACT_LEVELS
     }
-    filled.put(question.proof_trial, families=families, tokens=proved["tokens"], resized=proved["resized"])
-    assert states(question, filled) == {
+    invented.put(question.proof_trial, families=families, tokens=proved["tokens"], resized=proved["resized"])
+    assert states(question, invented) == {
         "C13": "false",
         "C14": "cannot tell",
         "C34a": "false",
@@ -102,8 +102,8 @@ def test_missing_trials_cannot_tell_and_report_is_written(tmp_path, proved):
     question.read(Results(tmp_path / "none.jsonl", "x", 300))
     assert {verdict.state(0.05) for verdict in question.verdicts()} == {"cannot tell"}
     assert dict(question.figures()) == {}
-    question, filled = fill(tmp_path, proved, {"resnet": 0.5})
-    question.read(filled.results)
+    question, invented = invent(tmp_path, proved, {"resnet": 0.5})
+    question.read(invented.results)
     claims = write_report(tmp_path, LAB, {"neighbourhood": question}, machines={}, commands=[])
     assert claims["numbers"]["neighbourhood"]["loss"]["mlp pixels"] == [0.0, 0.0, 0.0]
     assert (tmp_path / "figures" / "neighbourhood-pixels.svg").exists()
@@ -112,11 +112,11 @@ def test_missing_trials_cannot_tell_and_report_is_written(tmp_path, proved):
 def test_report_of_the_first_rounds_is_written(tmp_path):
     """Only one level was run, without the proof: other levels have no figure."""
     question = NeighbourhoodQuestion("neighbourhood", LAB)
-    filled = Filled(tmp_path, question)
+    invented = InventedResults(tmp_path, question)
     for level in ("", "patches"):
         for trial in question.trials["resnet", level][:2]:
-            filled.train(trial, 0.9 if not level else 0.5)
-    question.read(filled.results)
+            invented.train(trial, 0.9 if not level else 0.5)
+    question.read(invented.results)
     write_report(tmp_path, LAB, {"neighbourhood": question}, machines={}, commands=[])
     names = {path.name for path in (tmp_path / "figures").glob("neighbourhood-*")}
     assert names == {"neighbourhood-patches.svg", "neighbourhood-patches.ko.svg"}
@@ -128,5 +128,5 @@ def test_each_round_holds_both_sides_of_a_contrast():
     assert proof == [question.proof_trial]  # the proof fits every budget
     permuted = [trial.settings["permutation"] is not None for trial in first]
     assert permuted == [False, False, True, True]
-    everything = {trial.trial_id("") for trials in question.trials.values() for trial in trials}
-    assert everything <= {trial.trial_id("") for trial in question.rounds()[-1]}
+    trial_ids = {trial.trial_id("") for trials in question.trials.values() for trial in trials}
+    assert trial_ids <= {trial.trial_id("") for trial in question.rounds()[-1]}

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.made_up import Filled, states
+from tests.made_up import InventedResults, states
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import prepare
 from vitrail.lab.lab_report import write_report
-from vitrail.lab.measures import recency_index, removal_effect_by_position, strength_by_position
+from vitrail.lab.position_measures import recency_index, removal_effect_by_position, strength_by_position
 from vitrail.lab.question import Lab
 from vitrail.lab.questions.order import ORDERS, OrderQuestion, measure, prove
 from vitrail.lab.training import train
@@ -60,10 +60,10 @@ def test_forgetting_lstm_has_recency_near_one(order):
         model.layers[0].weight_hh_l0.zero_()
         model.layers[0].weight_ih_l0[hidden : 2 * hidden] = 0
         model.layers[0].bias_ih_l0[hidden : 2 * hidden] = -2
-    keeps = torch.sigmoid(torch.tensor(-2.0)).item()
+    forget_gate = torch.sigmoid(torch.tensor(-2.0)).item()
     images, labels = torch.zeros(2, 1, 8, 8), torch.arange(2)  # constant images: patches differ in time only
     strength = strength_by_position(model, images, labels, (2, 2), sequence_order(order, (4, 4)))
-    np.testing.assert_allclose(strength[5:14] / strength[6:15], keeps, rtol=1e-3)
+    np.testing.assert_allclose(strength[5:14] / strength[6:15], forget_gate, rtol=1e-3)
     assert recency_index(strength) > 0.95
 
 
@@ -85,8 +85,8 @@ def test_measuring_a_trained_lstm_twice_gives_identical_results(tmp_path):
     trial = question.trials["reversed"][0].clone_with(learning_rate=1e-3, count=100, seen=128)
     train(trial.settings, LAB.images, [], tmp_path / "cell")
     result, _ = measure({"order": "reversed", "images": 64}, LAB.images, [tmp_path / "cell"], tmp_path)
-    again, _ = measure({"order": "reversed", "images": 64}, LAB.images, [tmp_path / "cell"], tmp_path)
-    assert result == again
+    repeated, _ = measure({"order": "reversed", "images": 64}, LAB.images, [tmp_path / "cell"], tmp_path)
+    assert result == repeated
     assert [len(result[when]["strength"]) for when in ("before", "after")] == [16, 16]
     assert result["before"]["recency"] == recency_index(np.array(result["before"]["strength"]))
     assert min(result["before"]["strength"]) > 0  # the head is not zero
@@ -95,29 +95,30 @@ def test_measuring_a_trained_lstm_twice_gives_identical_results(tmp_path):
     assert 0 <= result["removal"] <= 1
 
 
-def fill(folder, proved, index):
+def invent(folder, proved, index):
+    """Return a question with invented recency indices by order."""
     question = OrderQuestion("order", LAB)
-    filled = Filled(folder, question)
-    filled.put(question.proof_trial, **proved)
+    invented = InventedResults(folder, question)
+    invented.put(question.proof_trial, **proved)
     for name, trials in question.trials.items():
-        for seed, (trial, looking) in enumerate(zip(trials, question.measured[name], strict=True)):
-            filled.train(trial, 0.8)
+        for seed, (trial, measurement) in enumerate(zip(trials, question.measurement_trials[name], strict=True)):
+            invented.train(trial, 0.8)
             strength = {"strength": [1.0] * 16, "recency": index.get(name, 0.7) + 0.01 * seed}
-            done = filled.results.resolve(looking)
+            resolved = invented.results.resolve(measurement)
             untrained = {**strength, "recency": 1 - strength["recency"]}  # the verdict uses the trained model
-            filled.put(done, before=untrained, after=strength, removal=0.7, agreement=0.5)
-    return question, filled
+            invented.put(resolved, before=untrained, after=strength, removal=0.7, agreement=0.5)
+    return question, invented
 
 
 def test_verdicts_hold_for_numbers_in_favour(tmp_path, proved):
-    question, filled = fill(tmp_path, proved, {})
-    assert states(question, filled) == {"C32b": "supported", "C33": "true"}
+    question, invented = invent(tmp_path, proved, {})
+    assert states(question, invented) == {"C32b": "supported", "C33": "true"}
 
 
 def test_verdicts_fail_for_numbers_against(tmp_path, proved):
-    question, filled = fill(tmp_path, proved, {"snake": 0.4})
-    filled.put(question.proof_trial, **(proved | {"later": {"lstm": 3, "vit": 120}}))
-    assert states(question, filled) == {"C32b": "contradicted", "C33": "false"}
+    question, invented = invent(tmp_path, proved, {"snake": 0.4})
+    invented.put(question.proof_trial, **(proved | {"later": {"lstm": 3, "vit": 120}}))
+    assert states(question, invented) == {"C32b": "contradicted", "C33": "false"}
 
 
 def test_missing_trials_cannot_tell_and_report_is_written(tmp_path, proved):
@@ -125,8 +126,8 @@ def test_missing_trials_cannot_tell_and_report_is_written(tmp_path, proved):
     question.read(Results(tmp_path / "none.jsonl", "x", 300))
     assert {verdict.state(0.05) for verdict in question.verdicts()} == {"cannot tell"}
     assert dict(question.figures()) == {}
-    question, filled = fill(tmp_path, proved, {})
-    question.read(filled.results)
+    question, invented = invent(tmp_path, proved, {})
+    question.read(invented.results)
     claims = write_report(tmp_path, LAB, {"order": question}, machines={}, commands=[])
     assert claims["numbers"]["order"]["recency"]["raster"]["after"] == pytest.approx([0.7, 0.71])
     assert (tmp_path / "figures" / "order-strength.svg").exists()
@@ -135,8 +136,8 @@ def test_missing_trials_cannot_tell_and_report_is_written(tmp_path, proved):
 def test_raster_trials_are_shared_with_other_questions():
     question = OrderQuestion("order", LAB)
     assert question.trials["raster"][1] == LAB.train("lstm", count=1240, seed=1)
-    everything = {trial.trial_id("") for trials in question.trials.values() for trial in trials}
-    assert everything <= {trial.trial_id("") for trial in question.rounds()[-1]}
+    trial_ids = {trial.trial_id("") for trials in question.trials.values() for trial in trials}
+    assert trial_ids <= {trial.trial_id("") for trial in question.rounds()[-1]}
 
 
 def test_question_without_its_family_trains_nothing():

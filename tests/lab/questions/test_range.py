@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.fake_lab import digits_lab, states_with_results, states_without_results
-from tests.made_up import Filled
+from tests.made_up import InventedResults
 from vitrail.lab.questions import range as task
 from vitrail.lab.questions.range import DISTANCES, MODELS, RangeQuestion, config_of, distances, make_marks
 from vitrail.lab.trial import pack
@@ -17,7 +17,7 @@ def question():
 
 def test_marks_have_their_distance_and_only_their_pair_determines_the_class():
     pixels, same = make_marks(600, 0)
-    far = distances(600)
+    mark_distances = distances(600)
     noise = np.random.default_rng(0)
     noise.integers(2, size=600)  # the directions of the first marks
     marks = pixels - noise.integers(0, 128, pixels.shape, np.uint8)
@@ -25,11 +25,11 @@ def test_marks_have_their_distance_and_only_their_pair_determines_the_class():
     bright = (marks[..., 0] == 96).reshape(600, 7, 4, 7, 4).transpose(0, 1, 3, 2, 4)
     for index in range(600):
         (row, column), (other_row, other_column) = np.argwhere(bright[index].any((2, 3)))
-        assert max(abs(row - other_row), abs(column - other_column)) == far[index]
+        assert max(abs(row - other_row), abs(column - other_column)) == mark_distances[index]
         assert (bright[index, row, column] == bright[index, other_row, other_column]).all() == same[index]
     assert set(bright.sum((1, 2, 3, 4))) == {16}
     for distance in DISTANCES:
-        assert same[far == distance].mean() == 0.5
+        assert same[mark_distances == distance].mean() == 0.5
     assert (pixels == make_marks(600, 0)[0]).all()
     assert (pixels != make_marks(600, 1)[0]).any()
 
@@ -56,17 +56,17 @@ def test_verdicts_use_the_nearest_and_the_farthest_marks(tmp_path, question, cnn
 
 
 def test_accuracy_is_split_by_the_distance_of_the_marks(tmp_path, question):
-    filled = Filled(tmp_path, question, count=3000)
+    invented = InventedResults(tmp_path, question, count=3000)
     for name in ("vit", "resnet"):
         for trial in question.trials[name]:
-            filled.train(trial, 0.5)
+            invented.train(trial, 0.5)
             right = distances(3000) <= (6 if name == "vit" else 2)
             result = {"right": pack(right), "count": 3000, "accuracy": float(right.mean())}
-            filled.put(filled.results.resolve(trial), **result, validation_accuracy=0.5)
-    question.read(filled.results)
-    for name, sees in (("vit", 6), ("resnet", 2)):
+            invented.put(invented.results.resolve(trial), **result, validation_accuracy=0.5)
+    question.read(invented.results)
+    for name, max_distance in (("vit", 6), ("resnet", 2)):
         values = [question.accuracies.estimate((name, distance)).value for distance in DISTANCES]
-        assert values == [float(distance <= sees) for distance in DISTANCES]
+        assert values == [float(distance <= max_distance) for distance in DISTANCES]
 
 
 def test_verdicts_without_results_cannot_tell(tmp_path, question):

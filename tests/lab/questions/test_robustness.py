@@ -15,13 +15,13 @@ LAB = digits_lab()
 
 
 def test_numbers_follow_the_results(tmp_path):
-    def find(trial):
+    def result_of(trial):
         share = {"vit": 0.4}.get(trial.family, 0.7)
         right = {name: pack(np.arange(1000) < 1000 * share) for name in _perturbations(LAB.images)}
         return {"count": 1000, "right": {"": pack(np.ones(1000)), **right}}, {}
 
     question = RobustnessQuestion("robustness", LAB)
-    assert states_with_results(question, tmp_path, lambda _: 0.8, measure=find) == {}
+    assert states_with_results(question, tmp_path, lambda _: 0.8, measure=result_of) == {}
     numbers = question.numbers()
     assert numbers["shuffle 4"]["vit"][0] == pytest.approx(0.4)
     assert numbers["low 0.25"]["mlp"][0] == pytest.approx(0.7)

@@ -11,9 +11,9 @@ def accuracy(gains):
 
     def share(settings):
         model = settings["model"]
-        many = settings["count"] == 300
-        larger = {"deeper": model.get("depth") == 8, "wider": model.get("width") == 96}
-        return 0.5 + 0.2 * many + many * sum(gains[name] for name, is_so in larger.items() if is_so)
+        is_largest = settings["count"] == 300
+        is_variant = {"deeper": model.get("depth") == 8, "wider": model.get("width") == 96}
+        return 0.5 + 0.2 * is_largest + is_largest * sum(gains[name] for name in gains if is_variant[name])
 
     return share
 

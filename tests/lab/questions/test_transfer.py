@@ -36,10 +36,10 @@ def test_halves_are_disjoint_and_complete():
 
 
 def add(results, trial, result):
-    rated = trial if trial.settings["learning_rate"] is not None else trial.clone_with(learning_rate=3e-4)
-    for missing in (*results.rate_trials(trial), rated):
-        if not results.has(missing):
-            results.add({"key": missing.trial_id("x"), "cell": missing.to_json(), "result": result, "measured": {}})
+    resolved = trial if trial.settings["learning_rate"] is not None else trial.clone_with(learning_rate=3e-4)
+    for required in (*results.rate_trials(trial), resolved):
+        if not results.has(required):
+            results.add({"key": required.trial_id("x"), "cell": required.to_json(), "result": result, "measured": {}})
 
 
 @pytest.mark.parametrize(("sign", "state"), [(1, "supported"), (-1, "contradicted"), (0, "cannot tell")])
@@ -48,8 +48,8 @@ def test_transfer_verdict_follows_few_shot_accuracy(tmp_path, sign, state):
     generator = np.random.default_rng(0)
     for (_, _, count), trials in question.trials.items():
         for trial in trials:
-            good = 0.5 + sign * 0.3 * (count == 300) + generator.normal(0, 0.01)
-            add(results, trial, {"fewshot": good, "finetuned": good, "validation_accuracy": 0.5})
+            share = 0.5 + sign * 0.3 * (count == 300) + generator.normal(0, 0.01)
+            add(results, trial, {"fewshot": share, "finetuned": share, "validation_accuracy": 0.5})
     question.read(results)
     states = {verdict.claim: verdict.state(0.05) for verdict in question.verdicts()}
     assert states == {"C6": state, "C28": "reported"}
@@ -58,9 +58,9 @@ def test_transfer_verdict_follows_few_shot_accuracy(tmp_path, sign, state):
     assert "hidden layer" in question.html(figures)
 
 
-@pytest.mark.parametrize("kind", [TransferQuestion, SelfSupervisionQuestion])
-def test_verdicts_without_results_cannot_tell(tmp_path, kind):
-    question = kind("name", LAB)
+@pytest.mark.parametrize("question_class", [TransferQuestion, SelfSupervisionQuestion])
+def test_verdicts_without_results_cannot_tell(tmp_path, question_class):
+    question = question_class("name", LAB)
     question.read(Results(tmp_path / "r.jsonl", "x", 100))
     assert {verdict.state(0.05) for verdict in question.verdicts()} <= {"cannot tell", "reported"}
     assert "Nothing was run" in question.html(dict(question.figures()))
@@ -94,11 +94,11 @@ def test_probe_works_on_models_trained_without_labels(tmp_path):
 
 def test_probe_layer_is_chosen_by_validation_images(tmp_path, monkeypatch):
     untrained = SelfSupervisionQuestion("self", LAB).trials["ViT", False][0]
-    good = np.ones(len(DIGITS.test), bool)
+    all_right = np.ones(len(DIGITS.test), bool)
 
     def probe(_model, _images, _few, layer):
         """The second layer is best by validation images, and worst by test images."""
-        return (0.9, ~good) if layer == 1 else (0.2, good)
+        return (0.9, ~all_right) if layer == 1 else (0.2, all_right)
 
     monkeypatch.setattr(self_supervision, "_probe", probe)
     result = learn(untrained.settings, DIGITS, [], tmp_path / "untrained").result

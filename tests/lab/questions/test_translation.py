@@ -21,11 +21,11 @@ def proved():
     return prove({}, LAB.images, [], None).result
 
 
-def finds(proved, consistency):
-    """Return a function that invents results for a consistency by family."""
+def invent_results(proved, consistency):
+    """Return a function that invents the outcome of a trial from consistencies by family."""
     names = list(shift_perturbations(shift_distances(8)))
 
-    def find(trial):
+    def result_of(trial):
         if trial.task.endswith("prove"):
             return proved, {}
         errors = {"blocks.0": {"1": [0.2, 0.3]}, "pooled": {"1": [0.1, 0.2], "2": [0.3, 0.4]}}
@@ -39,14 +39,14 @@ def finds(proved, consistency):
         predictions = {name: {"right": pack(right & ~same), "same": pack(same)} for name in names}
         return {"errors": errors, "count": 1000, "right": pack(right), "accuracy": 0.9, "asked": predictions}, {}
 
-    return find
+    return result_of
 
 
 @pytest.mark.parametrize(("cnn", "verdict"), [(0.9, "supported"), (0.5, "contradicted"), (0.703, "cannot tell")])
 def test_verdicts_follow_the_results(tmp_path, proved, cnn, verdict):
     question = TranslationQuestion("translation", LAB)
     shares = dict.fromkeys(LAB.families, 0.7) | {"resnet": cnn}
-    states = states_with_results(question, tmp_path, lambda _: 0.8, measure=finds(proved, shares))
+    states = states_with_results(question, tmp_path, lambda _: 0.8, measure=invent_results(proved, shares))
     assert states == {"C11": verdict, "C12b": "false"}
     largest = LAB.sizes[-1]
     assert question.consistency[None].estimate(("resnet", largest)).value == pytest.approx(cnn, abs=0.02)

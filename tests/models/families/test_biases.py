@@ -6,8 +6,8 @@ import torch
 from tests.peers import import_peer, timm_with_weights
 from vitrail.bundles.pretrained import create
 from vitrail.lab.exact import redraw
-from vitrail.lab.measures import influence
 from vitrail.lab.permute import move, patch_order, permutation, permute_input_weights
+from vitrail.lab.position_measures import influence_matrix
 from vitrail.models.convolutions import Projection
 from vitrail.models.device import use_channels_last
 from vitrail.models.families.lstm.model import sequence_order
@@ -198,13 +198,13 @@ def test_sequence_orders_match_hand_computed_orders():
 
 def test_later_patches_have_exactly_zero_influence_in_causal_families():
     is_earlier = torch.ones(16, 16, dtype=torch.bool).triu()
-    assert torch.equal(influence(make("LSTM-Nano/7"), 1), is_earlier)
-    assert influence(make("LSTM-Nano/7", bidirectional=True), 1).all()
-    assert influence(make("Mixer-Nano/7"), 0).all()
-    causal = influence(make("iGPT-Micro", causal=True, resolution=4), 1)
+    assert torch.equal(influence_matrix(make("LSTM-Nano/7"), 1), is_earlier)
+    assert influence_matrix(make("LSTM-Nano/7", bidirectional=True), 1).all()
+    assert influence_matrix(make("Mixer-Nano/7"), 0).all()
+    causal = influence_matrix(make("iGPT-Micro", causal=True, resolution=4), 1)
     assert not causal[~is_earlier].any()
     assert causal.diagonal().all()
-    unmasked = influence(make("iGPT-Micro", resolution=4), 1)
+    unmasked = influence_matrix(make("iGPT-Micro", resolution=4), 1)
     assert unmasked[~is_earlier].any()
 
 

@@ -29,7 +29,7 @@ Key = tuple[str, str, int]
 
 
 class AugmentationQuestion(Question):
-    """Two families, two numbers of images, three training variants."""
+    """Compares ViT and CNN under three training variants, at the smallest and the largest number of images."""
 
     messages = load_messages(__file__)
     claims = ("C4",)
@@ -45,8 +45,8 @@ class AugmentationQuestion(Question):
             case "augmented":
                 return {"augment": True}
             case "regularised":
-                shifted = shift_augmentation(self.lab.images.resolution)
-                return {"recipe": {"augment": {**shifted, "mixup": 0.2}, "weight_decay": 0.2}}
+                shifts = shift_augmentation(self.lab.images.resolution)
+                return {"recipe": {"augment": {**shifts, "mixup": 0.2}, "weight_decay": 0.2}}
         return {}
 
     @functools.cached_property
@@ -71,12 +71,12 @@ class AugmentationQuestion(Question):
                 for trial in trials[:seeds]
             ]
 
-        decisive, all_of_them = VARIANTS[:2], VARIANTS
+        decisive = VARIANTS[:2]
         return (
             select(decisive, self.ends[:1], 2),
             select(decisive, self.ends, 2),
-            select(all_of_them, self.ends, 2),
-            select(all_of_them, self.ends, None),
+            select(VARIANTS, self.ends, 2),
+            select(VARIANTS, self.ends, None),
         )
 
     def read(self, results: Results) -> None:
@@ -88,13 +88,13 @@ class AugmentationQuestion(Question):
         return self.accuracies.difference((family, variant, count), (family, "plain", count))
 
     def verdicts(self) -> Iterator[Verdict]:
-        least = self.ends[0]
+        fewest = self.ends[0]
         terms = [
-            (sign * way, (family, variant, least))
-            for family, sign in (("vit", 1.0), ("resnet", -1.0))
-            for variant, way in (("augmented", 1.0), ("plain", -1.0))
+            (family_sign * variant_sign, (family, variant, fewest))
+            for family, family_sign in (("vit", 1.0), ("resnet", -1.0))
+            for variant, variant_sign in (("augmented", 1.0), ("plain", -1.0))
         ]
-        yield Verdict("C4", "trained", self.accuracies.contrast(*terms), fields={"count": f"{least:,}"})
+        yield Verdict("C4", "trained", self.accuracies.contrast(*terms), fields={"count": f"{fewest:,}"})
 
     def figures(self) -> Iterator[tuple[str, str]]:
         gains = {

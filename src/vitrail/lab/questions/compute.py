@@ -19,21 +19,21 @@ FACTORS = (0.5, 1, 2)
 """Widths relative to the lab's model."""
 SHARES = (5, 1)
 """Divisors of the lab's number of images seen: a short and a full training."""
-
-
 _TOLERANCE = 0.02  # relative difference in multiply-accumulates at equal width
 
 
 class ComputePoint(NamedTuple):
     """A family at one width and one training length."""
 
-    name: str
+    family: str
     factor: float
+    """Width relative to the lab's model."""
     share: int
+    """Divisor of the lab's number of images seen."""
 
 
 class ComputeQuestion(Question):
-    """ViT and hybrid at equal cost. The CNN is reported for comparison."""
+    """Compares hybrid and ViT at equal cost. The CNN is reported."""
 
     messages = load_messages(__file__)
     claims = ("C29",)
@@ -79,7 +79,7 @@ class ComputeQuestion(Question):
             return [
                 trial
                 for point, trials in self.trials.items()
-                if point.name in families and point.factor in factors
+                if point.family in families and point.factor in factors
                 for trial in trials[:seeds]
             ]
 
@@ -101,19 +101,17 @@ class ComputeQuestion(Question):
 
     def shrinking(self) -> Estimate | None:
         """Return the hybrid's lead at the smallest compute minus its lead at the largest."""
-        least, most = (FACTORS[0], SHARES[0]), (FACTORS[-1], SHARES[-1])
+        smallest, largest = (FACTORS[0], SHARES[0]), (FACTORS[-1], SHARES[-1])
         return self.accuracies.contrast(
-            (1.0, ComputePoint("hybrid", *least)),
-            (-1.0, ComputePoint("vit", *least)),
-            (-1.0, ComputePoint("hybrid", *most)),
-            (1.0, ComputePoint("vit", *most)),
+            (1.0, ComputePoint("hybrid", *smallest)),
+            (-1.0, ComputePoint("vit", *smallest)),
+            (-1.0, ComputePoint("hybrid", *largest)),
+            (1.0, ComputePoint("vit", *largest)),
         )
 
     def verdicts(self) -> Iterator[Verdict]:
-        shrinks = self.shrinking()
-        fields = {}
-        if shrinks is not None:
-            fields["shrinking"] = difference_text(shrinks)
+        shrinking = self.shrinking()
+        fields = {} if shrinking is None else {"shrinking": difference_text(shrinking)}
         yield Verdict("C29", "trained", self.lead(FACTORS[0], SHARES[0]), fields=fields)
 
     def figures(self) -> Iterator[tuple[str, str]]:
@@ -123,9 +121,8 @@ class ComputeQuestion(Question):
                 factors = [factor for factor in FACTORS if ComputePoint(family, factor, share) in self.accuracies]
                 estimates = [self.accuracies.estimate(ComputePoint(family, factor, share)) for factor in factors]
                 if factors:
-                    macs = [
-                        self.config("vit", factor).macs / 1e6 for factor in factors
-                    ]  # the other families have the same cost
+                    # All families have the cost of the ViT.
+                    macs = [self.config("vit", factor).macs / 1e6 for factor in factors]
                     values = [100 * estimate.value for estimate in estimates]
                     lines.append(
                         Line(
@@ -175,9 +172,9 @@ class ComputeQuestion(Question):
 
     def numbers(self) -> dict[str, Any]:
         return {
-            f"{point.name} x{point.factor:g} 1/{point.share}": {
+            f"{point.family} x{point.factor:g} 1/{point.share}": {
                 "accuracy": self.accuracies.estimate(point).value,
-                "macs": self.config(point.name, point.factor).macs,
+                "macs": self.config(point.family, point.factor).macs,
                 "seen": self.lab.seen // point.share,
             }
             for point in self.accuracies.right

@@ -40,14 +40,15 @@ TOKENS = (256, 512, 1024, 2048, 4096)
 SEQUENCES = (64, 256, 1024)
 """Numbers of tokens for the latency of models."""
 BATCHES = (1, 32)
-_ROUNDS, _LEAST = 7, 0.02  # repetitions, and smallest duration of each in seconds
+_ROUNDS = 7  # repeated measurements
+_MIN_SECONDS = 0.02  # smallest duration of a measurement
 _PATCHED = ("vit", "mixer", "lstm")
 _SIDES, _PATCHES = (32, 64, 128), (2, 8)  # image sides and patch sizes for the cost of small patches
 _TASK = "vitrail.lab.questions.cost:"
 
 
 class CostQuestion(Question):
-    """Times are reported as medians. Deciding exponents have an interval over repeated measurements."""
+    """Measures time and memory of models. Times are medians; exponents have intervals over repeated measurements."""
 
     messages = load_messages(__file__)
     claims = ("C30", "C31", "C32a", "C34c")
@@ -114,14 +115,14 @@ class CostQuestion(Question):
         """Return the exponent of attention's time in the number of tokens."""
         if self.attention_times is None:
             return None
-        return _over_rounds([slope(TOKENS, times) for times in self.attention_times[kind]])
+        return _mean_over_rounds([slope(TOKENS, times) for times in self.attention_times[kind]])
 
     def growth(self) -> Estimate | None:
         """Return the exponent of the LSTM's latency in the number of tokens minus the ViT's."""
         if self.latencies is None:
             return None
         slopes = {name: [slope(SEQUENCES, times) for times in self.latencies["1"][name]] for name in ("lstm", "vit")}
-        return _over_rounds([lstm - vit for lstm, vit in zip(slopes["lstm"], slopes["vit"], strict=True)])
+        return _mean_over_rounds([lstm - vit for lstm, vit in zip(slopes["lstm"], slopes["vit"], strict=True)])
 
     def verdicts(self) -> Iterator[Verdict]:
         exponent, masked = self.exponent("global"), self.exponent("masked")
@@ -194,15 +195,16 @@ class CostQuestion(Question):
             for (name, _), footprint in self.by_family.items()
         ]
         first = ("", self.t("patch"), self.t("tokens"))
-        listed = table((*first, *heads), rows, frozenset(range(1, 8))) if rows else ""
+        family_table = table((*first, *heads), rows, frozenset(range(1, 8))) if rows else ""
         rows = [
             (side, patch, footprint["tokens"], *_footprint_texts(footprint))
             for (side, patch), footprint in self.by_side.items()
         ]
         first = (self.t("side"), self.t("patch"), self.t("tokens"))
-        larger = table((*first, *heads), rows, frozenset(range(8))) if rows else ""
-        after = f"{self.t('larger', 'p')}{larger}" if larger else ""
-        return f'<div class="panes">{panes}</div>{self.t("masked-note", "p")}{listed}{self._latency_table()}{after}'
+        side_table = table((*first, *heads), rows, frozenset(range(8))) if rows else ""
+        larger = f"{self.t('larger', 'p')}{side_table}" if side_table else ""
+        tables = f"{family_table}{self._latency_table()}{larger}"
+        return f'<div class="panes">{panes}</div>{self.t("masked-note", "p")}{tables}'
 
     def _latency_table(self) -> str:
         """Return the table of ViT and LSTM latencies for one image and for batches."""
@@ -240,16 +242,18 @@ def pair(tokens: int) -> tuple[ModelConfig, ModelConfig]:
 
 
 def slope(counts: Sequence[int], seconds: Sequence[float]) -> float:
-    """Fit the exponent of a power law."""
+    """Return the exponent of the power law fitted to times against counts."""
     return float(np.polyfit(np.log(counts), np.log(seconds), 1)[0])
 
 
-def _over_rounds(values: Sequence[float]) -> Estimate:
+def _mean_over_rounds(values: Sequence[float]) -> Estimate:
+    """Return the mean over repeated measurements with its standard error."""
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return Estimate(float(np.mean(values)), error, len(values) - 1)
 
 
 def _medians(rounds: Sequence[Sequence[float]]) -> list[float]:
+    """Return the median over rounds of each time."""
     return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
 
@@ -278,7 +282,10 @@ def _footprint_trial(config: ModelConfig, batch: int) -> Trial:
 
 
 def time_attention(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Time the fused attention kernel for one image in milliseconds: global, or masked to windows of 3 x 3."""
+    """Trial function: time the fused attention kernel for one image, global and masked to windows of 3 x 3.
+
+    Times are in milliseconds, by type of attention, round and number of tokens.
+    """
     head = settings["width"] // settings["heads"]
     runs: dict[str, list[Callable[[], Any]]] = {kind: [] for kind in KINDS}
     for count in settings["tokens"]:
@@ -287,16 +294,16 @@ def time_attention(settings: dict[str, Any], _images: Images, _bundles: list[Pat
         mask = attention_mask(ViTConfig(resolution=(side, count // side), patch=(1, 1), pool="gap", attention="local"))
         runs["global"].append(functools.partial(F.scaled_dot_product_attention, query, key, value))
         runs["masked"].append(functools.partial(F.scaled_dot_product_attention, query, key, value, attn_mask=mask))
-    return Outcome({}, {kind: _time(calls, settings["rounds"]) for kind, calls in runs.items()})
+    return Outcome({}, {kind: _time_calls(calls, settings["rounds"]) for kind, calls in runs.items()})
 
 
 def time_sequences(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Time ViT and LSTM in milliseconds per batch, by batch size."""
+    """Trial function: time ViT and LSTM in milliseconds per batch, by batch size, round and number of tokens."""
     models = [[build(read_model(document)).eval() for document in pair] for pair in settings["pairs"].values()]
     times = {}
     for batch in settings["batches"]:
         times[str(batch)] = {
-            name: _time(
+            name: _time_calls(
                 [
                     functools.partial(pair[number], torch.zeros(batch, 1, *pair[number].config.resolution))
                     for pair in models
@@ -309,15 +316,18 @@ def time_sequences(settings: dict[str, Any], _images: Images, _bundles: list[Pat
 
 
 def measure_footprint(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Measure times and memory of one model in a new process, where no earlier work has raised the peak memory."""
+    """Trial function: measure times and memory of one model.
+
+    It runs in a new process, where no earlier work has raised the peak memory.
+    """
     code = "from vitrail.lab.questions.cost import report_footprint; report_footprint()"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], input=json.dumps(settings), text=True, capture_output=True, check=True
     )
     config = read_model(settings["model"])
     patch = None if config.patch is None else config.patch[0]
-    counted = {"parameters": config.parameters, "macs": config.macs, "tokens": config.tokens, "patch": patch}
-    return Outcome(counted, json.loads(done.stdout))
+    computed = {"parameters": config.parameters, "macs": config.macs, "tokens": config.tokens, "patch": patch}
+    return Outcome(computed, json.loads(completed.stdout))
 
 
 def report_footprint() -> None:
@@ -336,24 +346,26 @@ def report_footprint() -> None:
         step(2)  # let the libraries allocate their own memory first
         model.zero_grad(set_to_none=True)
     with contextlib.suppress(OSError):
-        _CLEAR.write_text("5", encoding="ascii")  # reset the peak
-    before = _peak()
-    steps = [times[0] for times in _time([functools.partial(step, len(batch))], settings["rounds"], gradient=True)]
-    memory = _peak() - before
+        _CLEAR_REFS.write_text("5", encoding="ascii")  # resets the peak memory
+    before = _peak_memory()
+    train_batch = functools.partial(step, len(batch))
+    steps = [times[0] for times in _time_calls([train_batch], settings["rounds"], gradient=True)]
+    memory = _peak_memory() - before
     model.eval()
-    alone = [times[0] for times in _time([functools.partial(model, batch[:1])], settings["rounds"])]
+    predict_one = functools.partial(model, batch[:1])
+    latencies = [times[0] for times in _time_calls([predict_one], settings["rounds"])]
     footprint = {
-        "latency": statistics.median(alone),
+        "latency": statistics.median(latencies),
         "step": statistics.median(steps) / settings["batch"],
         "memory": memory / 2**20,
     }
     sys.stdout.write(json.dumps(footprint))
 
 
-_CLEAR = Path("/proc/self/clear_refs")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
-def _peak() -> float:
+def _peak_memory() -> float:
     """Return the peak memory of this process in bytes. `getrusage` may report the parent's, so it is the fallback."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
@@ -362,19 +374,19 @@ def _peak() -> float:
         return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _time(runs: Sequence[Callable[[], Any]], rounds: int, *, gradient: bool = False) -> list[list[float]]:
-    """Time each run in milliseconds by round. The first round warms up and sets the number of repetitions."""
-    repeats, milliseconds = [1] * len(runs), []
+def _time_calls(calls: Sequence[Callable[[], Any]], rounds: int, *, gradient: bool = False) -> list[list[float]]:
+    """Return the milliseconds of each call by round. An additional first round sets the number of repetitions."""
+    repeats, milliseconds = [1] * len(calls), []
     with torch.set_grad_enabled(gradient):
         for number in range(rounds + 1):
             times = []
-            for index, run in enumerate(runs):
+            for index, call in enumerate(calls):
                 started = time.perf_counter()
                 for _ in range(repeats[index]):
-                    run()
+                    call()
                 times.append((time.perf_counter() - started) / repeats[index])
             if number == 0:
-                repeats = [max(1, math.ceil(_LEAST / seconds)) for seconds in times]
+                repeats = [max(1, math.ceil(_MIN_SECONDS / seconds)) for seconds in times]
             else:
                 milliseconds.append([1000 * seconds for seconds in times])
     return milliseconds

@@ -40,13 +40,13 @@ from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.families import family_label
 from vitrail.reports.page_kit import figure, table
 
-FLOORS = ("neighbours", "linear", "tree", "bayes")
-_LEAST_SIZES = 4  # smallest number of sizes for a fitted curve
-_FLOOR_IMAGES = 3000  # above, trees and neighbours on raw pixels are slower than the models
+CLASSICAL_LEARNERS = ("neighbours", "linear", "tree", "bayes")
+_MIN_FITTED_SIZES = 4  # smallest number of sizes for a fitted curve
+_MAX_CLASSICAL_IMAGES = 3000  # with more, trees and neighbours on raw pixels are slower than the models
 
 
 class DataQuestion(Question):
-    """Nested, class-balanced subsets. All families have equal cost and see the same number of images."""
+    """Compares families trained on nested, class-balanced subsets, at equal cost and equal numbers of images seen."""
 
     messages = load_messages(__file__)
     claims = ("C1", "C2", "C3", "C7", "C8", "C34b")
@@ -61,22 +61,22 @@ class DataQuestion(Question):
         }
 
     @functools.cached_property
-    def floors(self) -> dict[tuple[str, int], Trial]:
+    def classical_trials(self) -> dict[tuple[str, int], Trial]:
         """Trials of classical learners on raw pixels."""
-        sizes = [count for count in self.lab.sizes if count <= _FLOOR_IMAGES] or self.lab.sizes[:1]
+        sizes = [count for count in self.lab.sizes if count <= _MAX_CLASSICAL_IMAGES] or self.lab.sizes[:1]
         return {
             (name, count): Trial("vitrail.lab.questions.data:floor", {"learner": name, "count": count}, work=5e9)
-            for name in FLOORS
+            for name in CLASSICAL_LEARNERS
             for count in sizes
         }
 
     def rounds(self) -> Sequence[Sequence[Trial]]:
-        first, ends = ("vit", "resnet"), {*self.lab.sizes[:2], self.lab.sizes[-1]}
-        at_ends = [key for key in self.trials if key[1] in ends]
-        leading = [key for key in at_ends if key[0] in first]
+        decisive_sizes = {*self.lab.sizes[:2], self.lab.sizes[-1]}
+        decisive = [key for key in self.trials if key[1] in decisive_sizes]
+        leading = [key for key in decisive if key[0] in ("vit", "resnet")]
         return (
             [trial for key in leading for trial in self.trials[key][:2]],
-            [trial for key in at_ends for trial in self.trials[key][:2]] + list(self.floors.values()),
+            [trial for key in decisive for trial in self.trials[key][:2]] + list(self.classical_trials.values()),
             [trial for key in self.trials for trial in self.trials[key][:2]],
             [trial for key in self.trials for trial in self.trials[key]],
         )
@@ -102,8 +102,10 @@ class DataQuestion(Question):
                 self.training_curves[family] = tuple(
                     np.asarray(curve, float).mean(axis=0)[:, 1].tolist() for curve in (seconds, accuracies)
                 )
-        self.floor_accuracy = {
-            key: result["accuracy"] for key, trial in self.floors.items() if (result := results.get(trial)) is not None
+        self.classical_accuracies = {
+            key: result["accuracy"]
+            for key, trial in self.classical_trials.items()
+            if (result := results.get(trial)) is not None
         }
 
     def _finished_sizes(self, family: str) -> list[int]:
@@ -115,23 +117,24 @@ class DataQuestion(Question):
     def verdicts(self) -> Iterator[Verdict]:
         sizes = self.lab.sizes
         yield Verdict("C1", "trained", smallest([self._lead("resnet", "vit", count) for count in sizes[:2]]))
-        yield self._overtakes()
-        yield Verdict("C3", "trained", self._narrowing(), is_share=False)
-        yield Verdict("C7", "trained", smallest([self._gap_shrinks(family) for family in self.lab.families]))
-        yield Verdict("C8", "reported", fields=self._floor_fields())
+        yield self._overtaking_verdict()
+        yield Verdict("C3", "trained", self._lead_decrease(), is_share=False)
+        yield Verdict("C7", "trained", smallest([self._gap_decrease(family) for family in self.lab.families]))
+        yield Verdict("C8", "reported", fields=self._classical_fields())
         if "mixer" in self.lab.families:
-            counts = self._shared("vit", "mixer")
+            counts = self._shared_sizes("vit", "mixer")
             leads = [self._lead("vit", "mixer", count) for count in counts]
-            is_known = {sizes[0], sizes[-1]} <= set(counts)
-            yield Verdict("C34b", "trained", smallest(leads) if is_known else None)
+            has_ends = {sizes[0], sizes[-1]} <= set(counts)
+            yield Verdict("C34b", "trained", smallest(leads) if has_ends else None)
 
-    def _shared(self, family: str, other_family: str) -> list[int]:
+    def _shared_sizes(self, family: str, other_family: str) -> list[int]:
         """Return the sizes at which both families were run."""
         return [count for count in self._finished_sizes(family) if (other_family, count) in self.accuracies]
 
-    def _overtakes(self) -> Verdict:
+    def _overtaking_verdict(self) -> Verdict:
         """Return the verdict on C2 with the size at which the curves cross, extrapolated if necessary."""
-        counts = [count for count in self._shared("vit", "resnet") if self.accuracies.noise_of(("vit", count)).freedom]
+        shared = self._shared_sizes("vit", "resnet")
+        counts = [count for count in shared if self.accuracies.noise_of(("vit", count)).freedom]
         largest = self.lab.sizes[-1]
         lead = self._lead("vit", "resnet", largest)
         if lead is None or math.isnan(lead.error):
@@ -139,25 +142,25 @@ class DataQuestion(Question):
         low, high = lead.interval()
         state = "crossed" if low > 0 else "not-crossed" if high < 0 else "level"
 
-        def find(accuracies: Sequence[float]) -> float:
+        def find_crossover(accuracies: Sequence[float]) -> float:
             """Return the crossover for the accuracies of the ViT followed by those of the CNN."""
             vit, cnn = accuracies[: len(counts)], accuracies[len(counts) :]
-            within = crossover(counts, vit, cnn) if vit[-1] > cnn[-1] else None
-            return extrapolated_crossover(counts, vit, cnn) if within is None else within
+            measured = crossover(counts, vit, cnn) if vit[-1] > cnn[-1] else None
+            return extrapolated_crossover(counts, vit, cnn) if measured is None else measured
 
         names = [(family, count) for family in ("vit", "resnet") for count in counts]
         values = [self.accuracies.estimate(name).value for name in names]
         fields = {"largest": f"{largest:,}"}
         if state == "crossed" and crossover(counts, values[: len(counts)], values[len(counts) :]) is None:
             state = "ahead"
-        elif state != "crossed" and len(counts) < _LEAST_SIZES:
+        elif state != "crossed" and len(counts) < _MIN_FITTED_SIZES:
             state += "-few"
         else:
-            ends = central_interval([find(draw) for draw in self.accuracies.draws(names).tolist()])
-            fields |= dict(zip(("at", "low", "high"), map(_count_text, (find(values), *ends)), strict=True))
+            ends = central_interval([find_crossover(draw) for draw in self.accuracies.draws(names).tolist()])
+            fields |= dict(zip(("at", "low", "high"), map(_count_text, (find_crossover(values), *ends)), strict=True))
         return Verdict("C2", "trained", lead, is_one_sided=True, fields=fields, message=state)
 
-    def _narrowing(self) -> Estimate | None:
+    def _lead_decrease(self) -> Estimate | None:
         """Return the CNN's lead in log error at the smallest size minus that at the largest."""
         if len(self.lab.sizes) < 2:
             return None
@@ -170,33 +173,33 @@ class DataQuestion(Question):
             )
         )
 
-    def _gap_shrinks(self, family: str) -> Estimate | None:
+    def _gap_decrease(self, family: str) -> Estimate | None:
         """Return the train-test gap at the smallest size minus that at the largest."""
         few, many = ((family, count) for count in (self.lab.sizes[0], self.lab.sizes[-1]))
-        tested = self.accuracies.difference(few, many)
-        if tested is None or few == many:
+        test_difference = self.accuracies.difference(few, many)
+        if test_difference is None or few == many:
             return None
         noises = {
             key: pool(gaps for other, gaps in self.gaps.items() if _training_size(other) == _training_size(key))
             for key in (few, many)
         }
-        error = math.hypot(tested.image_error, *(self._sampled(key) for key in (few, many)))
+        error = math.hypot(test_difference.image_error, *(self._sampling_error(key) for key in (few, many)))
         estimate = sum_of_means(
             [(sign, self.gaps[key], noises[key]) for key, sign in ((few, 1.0), (many, -1.0))], error
         )
-        return estimate._replace(is_cut_off=tested.is_cut_off)
+        return estimate._replace(is_cut_off=test_difference.is_cut_off)
 
-    def _sampled(self, key: tuple[str, int]) -> float:
+    def _sampling_error(self, key: tuple[str, int]) -> float:
         """Return the sampling error of a training accuracy. It is 0 if all training images were evaluated."""
-        share, left_out = self.training_accuracy[key], max(1 - TRAINING_SAMPLE / key[1], 0.0)
-        return math.sqrt(share * (1 - share) / TRAINING_SAMPLE * left_out)
+        share, unsampled = self.training_accuracy[key], max(1 - TRAINING_SAMPLE / key[1], 0.0)
+        return math.sqrt(share * (1 - share) / TRAINING_SAMPLE * unsampled)
 
-    def _floor_fields(self) -> dict[str, str]:
+    def _classical_fields(self) -> dict[str, str]:
         """Return the accuracies of the classical learners at their largest size, formatted."""
-        largest = max((count for _, count in self.floor_accuracy), default=0)
-        shares = {name: self.floor_accuracy.get((name, largest)) for name in FLOORS}
+        largest = max((count for _, count in self.classical_accuracies), default=0)
+        shares = {name: self.classical_accuracies.get((name, largest)) for name in CLASSICAL_LEARNERS}
         texts = {name: "-" if share is None else f"{share:.1%}" for name, share in shares.items()}
-        return texts | {"count": f"{largest:,}"} if self.floor_accuracy else {}
+        return texts | {"count": f"{largest:,}"} if self.classical_accuracies else {}
 
     def scores(self) -> Iterator[Score]:
         few, many = self.lab.sizes[0], self.lab.sizes[-1]
@@ -256,7 +259,7 @@ class DataQuestion(Question):
             )
             for name, svg in figures.items()
         )
-        return f'<div class="panes">{panes}</div>{self._table()}{self._floor_sentence()}'
+        return f'<div class="panes">{panes}</div>{self._table()}{self._classical_sentence()}'
 
     def _table(self) -> str:
         """Return the table of families by size. Sizes may differ, because other questions share some trials."""
@@ -270,16 +273,16 @@ class DataQuestion(Question):
                 continue
             law = fit_power_law(list(values), [1 - value for value in values.values()])
             shared = [count for count in values if ("vit", count) in self.accuracies and name != "vit"]
-            base = [self.accuracies.estimate(("vit", count)).value for count in shared]
-            ratio = sample_efficiency(shared, [values[count] for count in shared], base) if shared else None
-            fitted = "-" if law is None else f"{law.floor:.3f} + {law.scale:.2f} n^-{law.exponent:.2f}"
+            vit_values = [self.accuracies.estimate(("vit", count)).value for count in shared]
+            ratio = sample_efficiency(shared, [values[count] for count in shared], vit_values) if shared else None
+            law_text = "-" if law is None else f"{law.floor:.3f} + {law.scale:.2f} n^-{law.exponent:.2f}"
             shares = [f"{values[count]:.1%}" if count in values else "-" for count in counts]
-            rows.append([name, *shares, fitted, "-" if ratio is None else f"{ratio:.1f}x"])
+            rows.append([name, *shares, law_text, "-" if ratio is None else f"{ratio:.1f}x"])
         heads = ["", *(f"n = {count:,}" for count in counts), self.t("fit"), self.t("ratio")]
         return table(heads, rows, frozenset(range(1, len(heads))))
 
-    def _floor_sentence(self) -> str:
-        fields = self._floor_fields()
+    def _classical_sentence(self) -> str:
+        fields = self._classical_fields()
         return self.t("floors", "p", **fields) if fields else ""
 
     def numbers(self) -> dict[str, Any]:
@@ -288,7 +291,7 @@ class DataQuestion(Question):
                 f"{family} {count}": list(self.accuracies.estimate((family, count))[:2])
                 for family, count in self.accuracies.right
             },
-            "floors": {f"{name} {count}": value for (name, count), value in self.floor_accuracy.items()},
+            "floors": {f"{name} {count}": value for (name, count), value in self.classical_accuracies.items()},
         }
 
 
@@ -310,7 +313,7 @@ def _count_text(number: float) -> str:
 
 
 def floor(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Train and evaluate a scikit-learn classifier on raw pixels."""
+    """Trial function: train and evaluate a scikit-learn classifier on raw pixels."""
     import_extra("sklearn", extra="lab", subject="vitrail compare")
     from sklearn.linear_model import LogisticRegression
     from sklearn.naive_bayes import GaussianNB
@@ -324,7 +327,7 @@ def floor(settings: dict[str, Any], images: Images, _bundles: list[Path], _folde
         "bayes": lambda: GaussianNB(var_smoothing=0.01),
     }
     split = images.subset(settings["count"])
-    flat = [np.asarray(part.images, np.float32).reshape(len(part), -1) / 255 for part in (split, images.test)]
-    learner = learners[settings["learner"]]().fit(flat[0], split.labels)
-    right = learner.predict(flat[1]) == images.test.labels
+    features = [np.asarray(part.images, np.float32).reshape(len(part), -1) / 255 for part in (split, images.test)]
+    learner = learners[settings["learner"]]().fit(features[0], split.labels)
+    right = learner.predict(features[1]) == images.test.labels
     return Outcome({"accuracy": float(right.mean()), "right": pack(right), "count": len(right)}, {})

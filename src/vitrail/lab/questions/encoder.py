@@ -25,8 +25,8 @@ from vitrail.models.initialise import lecun_normal_
 from vitrail.reports.charts import Interval, Line, interval_chart, line_chart
 from vitrail.reports.page_kit import figure, table
 
-_DEEP = 12
-_SAMPLE = 128
+_DEPTH = 12  # of the variants that test the position of LayerNorm
+_SAMPLE = 128  # images for gradients and entropies
 
 
 class Variant(NamedTuple):
@@ -41,7 +41,7 @@ class Variant(NamedTuple):
 
 
 def _deep(**changes: Any) -> dict[str, Any]:
-    return {"depth": _DEEP, **changes}
+    return {"depth": _DEPTH, **changes}
 
 
 VARIANTS = {
@@ -79,7 +79,7 @@ _ROUNDS = (
 
 
 class EncoderQuestion(Question):
-    """All variants at the same number of images, each with its own learning rate."""
+    """Compares variants of the ViT at the same number of images, each with its own learning rate."""
 
     messages = load_messages(__file__)
     claims = ("C22", "C23", "C24", "C25", "C26a", "C26b", "C27")
@@ -106,8 +106,8 @@ class EncoderQuestion(Question):
                 for seed in self.lab.seeds_for(self.count)
             ]
             # Small batches are slower than their multiply-accumulates suggest.
-            slow = 3 if "batch" in (variant.recipe or {}) else 1
-            by_variant[name] = [dataclasses.replace(trial, work=slow * trial.work) for trial in trials]
+            slowdown = 3 if "batch" in (variant.recipe or {}) else 1
+            by_variant[name] = [dataclasses.replace(trial, work=slowdown * trial.work) for trial in trials]
         return by_variant
 
     # Measurements
@@ -120,7 +120,7 @@ class EncoderQuestion(Question):
                 Trial(
                     "vitrail.lab.questions.encoder:gradients",
                     {"model": trial.settings["model"], "seed": seed},
-                    work=3 * _SAMPLE * self.lab.images.matched_config("vit", depth=_DEEP).macs,
+                    work=3 * _SAMPLE * self.lab.images.matched_config("vit", depth=_DEPTH).macs,
                 )
                 for seed, trial in enumerate(self.trials[name])
             ]
@@ -162,7 +162,7 @@ class EncoderQuestion(Question):
     def rounds(self) -> Sequence[Sequence[Trial]]:
         if "vit" not in self.lab.families:
             return ()
-        measured = (
+        measurements_by_round = (
             [self.batch_mates_trial, *(trial for trials in self.entropy_trials.values() for trial in trials)],
             [trial for trials in self.gradient_trials.values() for trial in trials],
             [],
@@ -170,15 +170,15 @@ class EncoderQuestion(Question):
             [trial for trials in self.batch_statistics_trials.values() for trial in trials],
             [],
         )
-        first = [
+        first_seeds = [
             [trial for name in names for trial in self.trials[name][:2]]
             + [trial for trial in measurements if _is_early(trial)]
-            for names, measurements in zip(_ROUNDS, measured, strict=True)
+            for names, measurements in zip(_ROUNDS, measurements_by_round, strict=True)
         ]
-        every = [trial for trials in self.trials.values() for trial in trials] + [
-            trial for measurements in measured for trial in measurements
+        all_trials = [trial for trials in self.trials.values() for trial in trials] + [
+            trial for measurements in measurements_by_round for trial in measurements
         ]
-        return (*first, every)
+        return (*first_seeds, all_trials)
 
     def read(self, results: Results) -> None:
         # Deep models vary more between seeds, because some hardly train.
@@ -263,8 +263,8 @@ class EncoderQuestion(Question):
                 )
             )
         heads = ("", self.t("accuracy"), self.t("against"), self.t("loss"))
-        listed = table(heads, rows, frozenset((1, 3)))
-        return f'<div class="panes">{panes}</div>{listed}{self._batch_table()}'
+        loss_table = table(heads, rows, frozenset((1, 3)))
+        return f'<div class="panes">{panes}</div>{loss_table}{self._batch_table()}'
 
     def _batch_table(self) -> str:
         """Return the table of BatchNorm accuracies by the statistics in use."""
@@ -294,6 +294,7 @@ def _is_early(trial: Trial) -> bool:
 
 
 def _mean_result(results: Results, trials: Sequence[Trial], name: str) -> np.ndarray | None:
+    """Return the mean over seeds of a result. None if no trial was run."""
     values = [result[name] for trial in trials if (result := results.get(trial)) is not None]
     return np.mean(values, axis=0) if values else None
 
@@ -302,7 +303,7 @@ def _mean_result(results: Results, trials: Sequence[Trial], name: str) -> np.nda
 
 
 def gradients(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Measure the norm of the loss gradient in each block of an untrained model.
+    """Trial function: measure the norm of the loss gradient in each block of an untrained model.
 
     The head is drawn at random: with the zero head of the initial model, no gradient reaches the blocks.
     """
@@ -324,7 +325,10 @@ def gradients(settings: dict[str, Any], images: Images, _bundles: list[Path], _f
 
 
 def batch_mates(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Measure how much an image's output changes in training mode if the rest of its batch is replaced."""
+    """Trial function: measure how much the output for an image changes if the rest of its batch is replaced.
+
+    The models are in training mode, with LayerNorm and with BatchNorm.
+    """
     pixels = images.preprocess(images.training.sample_evenly(16).images).double()
     batch, other_batch = pixels[:8], torch.cat([pixels[:1], pixels[9:]])
     changes = {}
@@ -338,7 +342,7 @@ def batch_mates(settings: dict[str, Any], images: Images, _bundles: list[Path], 
 
 
 def attention_entropy(_settings: dict[str, Any], images: Images, bundles: list[Path], _folder: Path) -> Outcome:
-    """Measure the mean entropy of attention by layer. 1 is uniform."""
+    """Trial function: measure the mean entropy of attention by layer. 1 is uniform."""
     model = cast(ViT, vitrail.load(bundles[0]).model)
     activations = vitrail.look(model, images.preprocess(images.test.sample_evenly(_SAMPLE).images))
     layout = model.layout()
@@ -350,7 +354,7 @@ def attention_entropy(_settings: dict[str, Any], images: Images, bundles: list[P
 
 
 def batch_statistics(settings: dict[str, Any], images: Images, bundles: list[Path], _folder: Path) -> Outcome:
-    """Measure accuracy if BatchNorm uses the statistics of test batches, as in training mode."""
+    """Trial function: measure accuracy if BatchNorm uses the statistics of test batches, as in training mode."""
     accuracies = []
     for batch in settings["batches"]:
         model: AnyModel = vitrail.load(bundles[0]).model.train()

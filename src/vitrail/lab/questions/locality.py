@@ -33,7 +33,7 @@ _ATTENTION_IMAGES, _GRADIENT_IMAGES = 64, 24  # numbers of test images
 
 
 class LocalityQuestion(Question):
-    """Receptive areas and attention distances on a grid of 7 x 7 patches or more."""
+    """Measures receptive areas and attention distances of models with a grid of 7 x 7 patches or more."""
 
     messages = load_messages(__file__)
     claims = ("C10", "C12a", "C15")
@@ -90,11 +90,11 @@ class LocalityQuestion(Question):
     def rounds(self) -> Sequence[Sequence[Trial]]:
         largest = self.counts[0]
         first = [("vit", largest), ("resnet", largest)]
-        dose = [("vit", count) for count in self.counts[1:]]
+        smaller_sets = [("vit", count) for count in self.counts[1:]]
         return (
             [self.proof_trial, *self._first_seeds(first, 2)],
-            self._first_seeds([("vit", self.counts[-1])] if len(self.counts) < 2 else dose[:1], 2),
-            self._first_seeds([*dose, *((family, largest) for family in self.families)], 2),
+            self._first_seeds([("vit", self.counts[-1])] if len(self.counts) < 2 else smaller_sets[:1], 2),
+            self._first_seeds([*smaller_sets, *((family, largest) for family in self.families)], 2),
             self._first_seeds(list(self.trials), None),
         )
 
@@ -170,13 +170,13 @@ class LocalityQuestion(Question):
                     areas.append(Line(family_label(name), xs, values, COLOURS.get(family, 7), joined=key[1] > 0))
         if areas:
             yield "locality-area", line_chart(areas, self.t("depth", "tspan"), self.t("area", "tspan"), dots=True)
-        doses = []
+        nearest_lines = []
         for family in ("vit", "hybrid"):
             counts = sorted(count for count in self.counts if (family, count) in self.nearest)
             if counts:
                 estimates = [self.nearest.estimate((family, count)) for count in counts]
                 colour, values = COLOURS[family], [100 * estimate.value for estimate in estimates]
-                doses.append(
+                nearest_lines.append(
                     Line(
                         family_label(family),
                         counts,
@@ -186,17 +186,19 @@ class LocalityQuestion(Question):
                     )
                 )
                 if (family, 0) in self.nearest:
-                    flat = 100 * self.nearest.estimate((family, 0)).value
-                    doses.append(Line(family_label(f"{family} 0"), counts, [flat] * len(counts), colour, joined=False))
-        if doses:
-            across, up = self.t("images", "tspan"), self.t("nearest", "tspan")
-            yield "locality-dose", line_chart(doses, across, up, dots=True, log_x=True)
+                    untrained_value = 100 * self.nearest.estimate((family, 0)).value
+                    nearest_lines.append(
+                        Line(family_label(f"{family} 0"), counts, [untrained_value] * len(counts), colour, joined=False)
+                    )
+        if nearest_lines:
+            x_label, y_label = self.t("images", "tspan"), self.t("nearest", "tspan")
+            yield "locality-dose", line_chart(nearest_lines, x_label, y_label, dots=True, log_x=True)
         heads = []
         for key, name, colour in ((("vit", largest), "vit", 0), (("vit", 0), "vit 0", 7)):
             if key in self.heads:
-                spots = [(layer + 1, 100 * value) for layer, values in self.heads[key].items() for value in values]
+                points = [(layer + 1, 100 * value) for layer, values in self.heads[key].items() for value in values]
                 heads.append(
-                    Line(family_label(name), [x for x, _ in spots], [y for _, y in spots], colour, joined=False)
+                    Line(family_label(name), [x for x, _ in points], [y for _, y in points], colour, joined=False)
                 )
         if heads:
             yield "locality-heads", line_chart(heads, self.t("layer", "tspan"), self.t("distance", "tspan"))
@@ -216,8 +218,8 @@ class LocalityQuestion(Question):
             size = f"{count:,}" if count else self.t("untrained")
             rows.append([family, size, interval_text(self.area.estimate(key)), nearest, first])
         heads = ["", "n", *(self.t(name) for name in ("area-third", "nearest-head", "first-heads"))]
-        listed = table(heads, rows, frozenset(range(1, 5)))
-        return f'<div class="panes">{panes}</div>{listed}{self._proofs()}'
+        distance_table = table(heads, rows, frozenset(range(1, 5)))
+        return f'<div class="panes">{panes}</div>{distance_table}{self._proofs()}'
 
     def _proofs(self) -> str:
         if self.proof is None:
@@ -248,7 +250,7 @@ def _percent_range(values: Sequence[float]) -> str:
 
 
 def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _folder: Path) -> Outcome:
-    """Measure receptive areas of every layer, and attention distances for families with heads."""
+    """Trial function: measure receptive areas of every layer, and attention distances for families with heads."""
     model = open_model(settings, bundles)
     pixels, _ = read_test_images(images, _ATTENTION_IMAGES)
     depth = model.config.depth
@@ -268,7 +270,7 @@ def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _fold
 
 
 def prove(_settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Count the tokens (or patches) that the gradient of one token's output reaches, in each type of layer."""
+    """Trial function: count the tokens that the gradient of one token's output reaches, in each type of layer."""
     model = redraw(cast(ViT, create("ViT-Micro/4", classes=5)).double(), std=0.3)
     images = random_images(model, 1)
     block, prefix = model.blocks[0], model.config.prefix

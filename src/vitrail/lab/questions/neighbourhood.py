@@ -44,7 +44,7 @@ _RESIZED_EQUAL = 1e-4  # positions are interpolated in single precision
 
 
 class NeighbourhoodQuestion(Question):
-    """Loss of each family under permutations of pixels."""
+    """Measures or proves the loss of each family under permutations of pixels."""
 
     messages = load_messages(__file__)
     claims = ("C13", "C14", "C34a", "C36", "P2")
@@ -56,6 +56,7 @@ class NeighbourhoodQuestion(Question):
         return height, width
 
     def config(self, name: str) -> ModelConfig:
+        """Return the model config of a variant."""
         family, changes = VARIANTS[name]
         return self.lab.images.matched_config(family, **changes)
 
@@ -85,6 +86,7 @@ class NeighbourhoodQuestion(Question):
 
     @functools.cached_property
     def proof_trial(self) -> Trial:
+        """Trial that checks which permutations have no effect."""
         models = {name: self.config(name).to_document() for name in VARIANTS}
         settings = {"models": models, "patch": list(self.patch)}
         return Trial("vitrail.lab.questions.neighbourhood:prove", settings, work=2e9)
@@ -93,21 +95,21 @@ class NeighbourhoodQuestion(Question):
         def select(names: Sequence[str], levels: Sequence[str], seeds: int | None = 2) -> list[Trial]:
             return [trial for name in names for level in levels for trial in self.trials.get((name, level), [])[:seeds]]
 
-        every = ("", *LEVELS)
+        all_levels = ("", *LEVELS)
         return (
             [self.proof_trial],
             select(("resnet",), ("", "patches")),
-            select(("resnet", "vit"), every),
-            select(("mixer", "mlp"), every),
-            select(("hybrid", "lstm", "vit sincos-2d"), every),
-            select(tuple(VARIANTS), every, None),
+            select(("resnet", "vit"), all_levels),
+            select(("mixer", "mlp"), all_levels),
+            select(("hybrid", "lstm", "vit sincos-2d"), all_levels),
+            select(tuple(VARIANTS), all_levels, None),
         )
 
     def read(self, results: Results) -> None:
         self.accuracies = Accuracies(results, self.trials)
         self.proof = results.get(self.proof_trial)
 
-    def _follows(self, name: str, level: str) -> bool:
+    def _is_unaffected(self, name: str, level: str) -> bool:
         """Return whether permuted weights were proved to undo permutations of a level, also during training."""
         change = None if self.proof is None else self.proof["families"][name][level]
         return bool(
@@ -116,7 +118,7 @@ class NeighbourhoodQuestion(Question):
 
     def loss(self, name: str, level: str) -> Estimate | None:
         """Return the share of skill lost under a permutation: exactly 0 if proved, None if unknown."""
-        if self._follows(name, level):
+        if self._is_unaffected(name, level):
             return Estimate(0.0, 0.0)
         if (name, level) not in self.accuracies or (name, "") not in self.accuracies:
             return None
@@ -125,24 +127,25 @@ class NeighbourhoodQuestion(Question):
 
     def verdicts(self) -> Iterator[Verdict]:
         yield Verdict("C13", "exact", holds=self._only_patches_and_positions())
-        lost = [self.loss(name, "patches") for name in ("resnet", "vit")]
-        yield Verdict("C14", "trained", None if lost[0] is None or lost[1] is None else lost[0] - lost[1])
-        yield Verdict("C34a", "exact", holds=self._all_follow("mixer", ("within", "patches")))
-        yield Verdict("C36", "exact", holds=self._all_follow("mlp", LEVELS))
+        cnn_loss, vit_loss = (self.loss(name, "patches") for name in ("resnet", "vit"))
+        yield Verdict("C14", "trained", None if cnn_loss is None or vit_loss is None else cnn_loss - vit_loss)
+        yield Verdict("C34a", "exact", holds=self._is_unaffected_by_all("mixer", ("within", "patches")))
+        yield Verdict("C36", "exact", holds=self._is_unaffected_by_all("mlp", LEVELS))
         yield Verdict("P2", "trained", smallest([self.loss("resnet", level) for level in LEVELS]))
 
-    def _all_follow(self, name: str, levels: Sequence[str]) -> bool | None:
-        return None if self.proof is None else all(self._follows(name, level) for level in levels)
+    def _is_unaffected_by_all(self, name: str, levels: Sequence[str]) -> bool | None:
+        return None if self.proof is None else all(self._is_unaffected(name, level) for level in levels)
 
     def _only_patches_and_positions(self) -> bool | None:
+        """Return whether C13 holds: ViT uses the 2-D grid only to cut patches and to resize positions."""
         if self.proof is None:
             return None
         tokens, resized = self.proof["tokens"], self.proof["resized"]
-        cuts = tokens["within"] and tokens["patches"] and not tokens["pixels"]
-        grids = resized["mirrored"] < _RESIZED_EQUAL and resized["shuffled"] > DIFFERENT
-        return bool(self._follows("vit", "patches") and cuts and grids)
+        cuts_use_grid = tokens["within"] and tokens["patches"] and not tokens["pixels"]
+        resizing_uses_grid = resized["mirrored"] < _RESIZED_EQUAL and resized["shuffled"] > DIFFERENT
+        return bool(self._is_unaffected("vit", "patches") and cuts_use_grid and resizing_uses_grid)
 
-    def _available(self) -> list[str]:
+    def _finished_variants(self) -> list[str]:
         return [name for name in VARIANTS if (name, "") in self.accuracies]
 
     def scores(self) -> Iterator[Score]:
@@ -156,7 +159,7 @@ class NeighbourhoodQuestion(Question):
         panels = {}
         for level in LEVELS:
             rows = []
-            for name in self._available():
+            for name in self._finished_variants():
                 loss = self.loss(name, level)
                 if loss is not None and loss.error == loss.error:
                     colour = COLOURS.get(name, 7)
@@ -170,12 +173,12 @@ class NeighbourhoodQuestion(Question):
         ends = [value for rows in panels.values() for row in rows for value in row[1:4]]
         if ends:
             low, high = min(*ends, 0.0), max(*ends, 0.1)
-            wide = (low - 0.05 * (high - low), high + 0.05 * (high - low))
+            axis_range = (low - 0.05 * (high - low), high + 0.05 * (high - low))
             for level, rows in panels.items():
-                yield f"neighbourhood-{level}", interval_chart(rows, self.t("loss", "tspan"), ends=wide, zero=0.0)
+                yield f"neighbourhood-{level}", interval_chart(rows, self.t("loss", "tspan"), ends=axis_range, zero=0.0)
 
     def html(self, figures: dict[str, str]) -> str:
-        if not self._available():
+        if not self._finished_variants():
             return str(self.t("nothing", "p"))
         note = self.t("figure-note", count=f"{self.lab.default_size:,}", seeds=self.accuracies.seeds)
         panes = "".join(figure(self.t(f"{name}-title"), note, svg) for name, svg in figures.items())
@@ -185,14 +188,14 @@ class NeighbourhoodQuestion(Question):
                 f"{self.accuracies.estimate((name, '')).value:.1%}",
                 *(_loss_text(self.loss(name, level), self.t("exactly")) for level in LEVELS),
             ]
-            for name in self._available()
+            for name in self._finished_variants()
         ]
         heads = ["", self.t("accuracy"), *(self.t(level) for level in LEVELS)]
-        listed = table(heads, rows, frozenset(range(1, 5)))
-        return f'<div class="panes">{panes}</div>{listed}{self.t("proof-note", "p")}'
+        loss_table = table(heads, rows, frozenset(range(1, 5)))
+        return f'<div class="panes">{panes}</div>{loss_table}{self.t("proof-note", "p")}'
 
     def numbers(self) -> dict[str, Any]:
-        losses = {(name, level): self.loss(name, level) for name in self._available() for level in LEVELS}
+        losses = {(name, level): self.loss(name, level) for name in self._finished_variants() for level in LEVELS}
         return {
             "accuracy": {
                 f"{name} {level}".strip(): list(self.accuracies.estimate((name, level))[:2])
@@ -208,6 +211,7 @@ class NeighbourhoodQuestion(Question):
 
 
 def _loss_text(loss: Estimate | None, exactly: str) -> str:
+    """Format a loss with its interval. `exactly` is the text for a loss that is proved to be 0."""
     if loss is None:
         return "-"
     if loss.error == 0:
@@ -219,38 +223,39 @@ def _loss_text(loss: Estimate | None, exactly: str) -> str:
 
 
 def prove(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Check which permutations can be undone in the weights, and where ViT uses the grid."""
+    """Trial function: check which permutations can be undone in the weights, and where ViT uses the grid."""
     patch = tuple(settings["patch"])
     configs = {name: read_model(document) for name, document in settings["models"].items()}
     result = {
         "families": {
-            name: {level: _follow(config, level, patch) for level in LEVELS} for name, config in configs.items()
+            name: {level: _measure_permutation(config, level, patch) for level in LEVELS}
+            for name, config in configs.items()
         },
         "tokens": {level: _same_tokens(configs["vit"], level, patch) for level in LEVELS},
-        "resized": _resized(configs["vit"], patch),
+        "resized": _compare_resized(configs["vit"], patch),
     }
     return Outcome(result, {})
 
 
-def _follow(config: ModelConfig, level: str, patch: Pair) -> dict[str, float | None]:
+def _measure_permutation(config: ModelConfig, level: str, patch: Pair) -> dict[str, float | None]:
     """Measure how much a permutation changes the logits: as is, with permuted weights, and after training both."""
     model, order = random_model(config), permutation(level, config.resolution, patch, 0)
     images = random_images(model)
-    moved, twin = move(images, order), copy.deepcopy(model)
+    permuted_images, permuted_model = move(images, order), copy.deepcopy(model)
     with torch.no_grad():
-        before = relative_difference(model(images), model(moved))
-        if not permute_input_weights(twin, order):
+        before = relative_difference(model(images), model(permuted_images))
+        if not permute_input_weights(permuted_model, order):
             return {"before": before, "after": None, "training": None}
-        after = relative_difference(model(images), twin(moved))
+        after = relative_difference(model(images), permuted_model(permuted_images))
     return {
         "before": before,
         "after": after,
-        "training": relative_difference(_train(model, images), _train(twin, moved)),
+        "training": relative_difference(_train(model, images), _train(permuted_model, permuted_images)),
     }
 
 
 def _train(model: AnyModel, images: Tensor, steps: int = 5) -> Tensor:
-    """Train for a few steps with the lab's optimiser and return the logits."""
+    """Train a model in place for a few steps with the lab's optimiser and return its logits."""
     labels = torch.arange(len(images)) % model.config.classes
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     for _ in range(steps):
@@ -263,9 +268,9 @@ def _train(model: AnyModel, images: Tensor, steps: int = 5) -> Tensor:
 
 
 def _same_tokens(config: ModelConfig, level: str, patch: Pair) -> bool:
-    """Return whether tokens consist of the same sets of pixels after a permutation. No weights can change that."""
+    """Return whether tokens consist of the same sets of pixels after a permutation. This does not depend on weights."""
     model = random_model(config)
-    sets = []
+    token_pixels = []
     for order in (
         torch.arange(config.resolution[0] * config.resolution[1]),
         permutation(level, config.resolution, patch, 0),
@@ -275,11 +280,13 @@ def _same_tokens(config: ModelConfig, level: str, patch: Pair) -> bool:
         model(move(pixels, order), activations)
         tokens = activations.steps["projected"][0].sum(-1)
         gradients = [torch.autograd.grad(token, pixels, retain_graph=True)[0] for token in tokens]
-        sets.append({frozenset(gradient.abs().sum(1).flatten().nonzero().flatten().tolist()) for gradient in gradients})
-    return sets[0] == sets[1]
+        token_pixels.append(
+            {frozenset(gradient.abs().sum(1).flatten().nonzero().flatten().tolist()) for gradient in gradients}
+        )
+    return token_pixels[0] == token_pixels[1]
 
 
-def _resized(config: ModelConfig, patch: Pair) -> dict[str, float]:
+def _compare_resized(config: ModelConfig, patch: Pair) -> dict[str, float]:
     """Compare models at twice the resolution that are equal at their own resolution.
 
     In one, patches are mirrored, which keeps neighbours. In the other, patches are shuffled.

@@ -13,8 +13,13 @@ from vitrail.core.message_files import load_messages
 from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, random_model, relative_difference
 from vitrail.lab.images import Images
 from vitrail.lab.measurements import measurement_trial, open_model, read_test_images
-from vitrail.lab.measures import influence, recency_index, removal_effect_by_position, strength_by_position
 from vitrail.lab.permute import move, patch_order
+from vitrail.lab.position_measures import (
+    influence_matrix,
+    recency_index,
+    removal_effect_by_position,
+    strength_by_position,
+)
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, percent_interval, points_text
 from vitrail.lab.statistics import Estimate, SeedNoise, mean_of, pool, smallest
 from vitrail.lab.trial import Outcome, Trial
@@ -30,7 +35,7 @@ _SAMPLE = 256  # test images for gradients
 
 
 class OrderQuestion(Question):
-    """The same LSTM with five reading orders."""
+    """Compares the same LSTM with five reading orders."""
 
     messages = load_messages(__file__)
     claims = ("C32b", "C33")
@@ -47,7 +52,7 @@ class OrderQuestion(Question):
         return {order: train_seeds("lstm", order=order) for order in ORDERS} | control
 
     @functools.cached_property
-    def measured(self) -> dict[str, list[Trial]]:
+    def measurement_trials(self) -> dict[str, list[Trial]]:
         """Measurements of the influence of each patch by reading time. ViT uses raster order."""
         task, passes = "vitrail.lab.questions.order:measure", 30.0 * _SAMPLE
         return {
@@ -60,12 +65,18 @@ class OrderQuestion(Question):
 
     @functools.cached_property
     def proof_trial(self) -> Trial:
+        """Trial that checks the exact statements."""
         models = {family: self.lab.images.matched_config(family).to_document() for family in ("lstm", "vit")}
         return Trial("vitrail.lab.questions.order:prove", {"models": models}, work=1e9)
 
     def rounds(self) -> Sequence[Sequence[Trial]]:
         def select(names: Sequence[str], seeds: int | None = 2) -> list[Trial]:
-            return [trial for name in names for group in (self.trials, self.measured) for trial in group[name][:seeds]]
+            return [
+                trial
+                for name in names
+                for group in (self.trials, self.measurement_trials)
+                for trial in group[name][:seeds]
+            ]
 
         if "lstm" not in self.lab.families:
             return ([self.proof_trial],)
@@ -76,7 +87,7 @@ class OrderQuestion(Question):
         self.accuracies = Accuracies(results, self.trials)
         self.proof = results.get(self.proof_trial)
         self.measurements: dict[str, list[dict[str, Any]]] = {}
-        for name, trials in self.measured.items():
+        for name, trials in self.measurement_trials.items():
             if finished := [result for trial in trials if (result := results.get(trial)) is not None]:
                 self.measurements[name] = finished
         indices = {
@@ -87,25 +98,26 @@ class OrderQuestion(Question):
         self.control_noise: SeedNoise = pool([indices.get("vit", [])])
 
     def verdicts(self) -> Iterator[Verdict]:
-        read = [order for order in ORDERS if order in self.measurements]
-        yield Verdict("C32b", "trained", smallest([self._forgets(order) for order in read]), is_share=False)
+        orders = [order for order in ORDERS if order in self.measurements]
+        yield Verdict("C32b", "trained", smallest([self._excess_recency(order) for order in orders]), is_share=False)
         yield Verdict("C33", "exact", holds=self._assumes_order())
 
-    def _forgets(self, order: str) -> Estimate:
+    def _excess_recency(self, order: str) -> Estimate:
         """Return the recency index minus 0.5, its value for even influence."""
         noise = self.noise if order in ORDERS else self.control_noise
         estimate = mean_of([result["after"]["recency"] - 0.5 for result in self.measurements[order]], noise)
         return estimate._replace(is_cut_off=order in self.accuracies.cut_off)
 
     def _assumes_order(self) -> bool | None:
+        """Return whether C33 holds: the LSTM depends on the order of patches, ViT without positions does not."""
         if self.proof is None:
             return None
         orders, moved, later = (self.proof[name] for name in ("orders", "moved", "later"))
-        is_order_all = all(value > DIFFERENT for value in orders.values()) and all(
+        is_lstm_ordered = all(value > DIFFERENT for value in orders.values()) and all(
             value < EQUAL for value in moved.values()
         )
-        is_vit_free = later["vit"] > 0 and self.proof["vit without positions"] < EQUAL
-        return is_order_all and later["lstm"] == 0 and is_vit_free
+        is_vit_unordered = later["vit"] > 0 and self.proof["vit without positions"] < EQUAL
+        return is_lstm_ordered and later["lstm"] == 0 and is_vit_unordered
 
     def figures(self) -> Iterator[tuple[str, str]]:
         rows = []
@@ -132,16 +144,16 @@ class OrderQuestion(Question):
         orders = [order for order in ORDERS if order in self.measurements]
         for when, colour in (("after", COLOURS["lstm"]), ("before", 7)):
             if orders:
-                courses = [result[when]["strength"] for order in orders for result in self.measurements[order]]
-                yield when, np.mean([np.array(result) / np.mean(result) for result in courses], axis=0), colour
+                curves = [result[when]["strength"] for order in orders for result in self.measurements[order]]
+                yield when, np.mean([np.array(curve) / np.mean(curve) for curve in curves], axis=0), colour
         if orders and "vit" in self.measurements:
             grid = self.lab.images.matched_config("vit").grid or (1, 1)
-            courses = [
+            curves = [
                 np.array(result["after"]["strength"])[sequence_order(order, grid).numpy()]
                 for order in orders
                 for result in self.measurements["vit"]
             ]
-            yield "vit", np.mean([result / result.mean() for result in courses], axis=0), COLOURS["vit"]
+            yield "vit", np.mean([curve / curve.mean() for curve in curves], axis=0), COLOURS["vit"]
 
     def html(self, figures: dict[str, str]) -> str:
         if not self.accuracies.right:
@@ -163,8 +175,8 @@ class OrderQuestion(Question):
                 [self.t(name), f"{self.accuracies.estimate(name).value:.1%}", lead_text, *self._measurement_texts(name)]
             )
         names = ("accuracy-head", "lead-head", "recency-before", "recency-after", "removal", "last-first", "agreement")
-        listed = table(["", *(self.t(name) for name in names)], rows, frozenset(range(1, 8)))
-        return f'<div class="panes">{panes}</div>{listed}{self.t("table-note", "p")}'
+        order_table = table(["", *(self.t(name) for name in names)], rows, frozenset(range(1, 8)))
+        return f'<div class="panes">{panes}</div>{order_table}{self.t("table-note", "p")}'
 
     def _measurement_texts(self, name: str) -> list[str]:
         if name not in self.measurements:
@@ -175,8 +187,8 @@ class OrderQuestion(Question):
         )
         ratio = float(np.mean([result["after"]["strength"][-1] / result["after"]["strength"][0] for result in results]))
         removal, agreement = (float(np.mean([result[kind] for result in results])) for kind in ("removal", "agreement"))
-        reach = self._forgets(name)
-        low, high = reach.interval() if reach.error == reach.error else (reach.value, reach.value)
+        excess = self._excess_recency(name)
+        low, high = excess.interval() if excess.error == excess.error else (excess.value, excess.value)
         recency_text = f"{after:.2f} ({0.5 + low:.2f} … {0.5 + high:.2f})" if low < high else f"{after:.2f}"
         return [f"{before:.2f}", recency_text, f"{removal:.2f}", f"{ratio:.1f}", f"{agreement:.0%}"]
 
@@ -196,30 +208,31 @@ class OrderQuestion(Question):
 
 
 def prove(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Check that an LSTM depends on the order and that its states depend on earlier patches only, unlike ViT."""
+    """Trial function: check that an LSTM, unlike ViT, depends on the order and its states on earlier patches only."""
     lstm, vit = (read_model(settings["models"][family]) for family in ("lstm", "vit"))
     plain, patch = random_model(lstm), settings["models"]["lstm"]["patch"]
     images, grid = random_images(plain), lstm.grid or (1, 1)
     orders, moved = {}, {}
     with torch.no_grad():
         for name in ORDERS[1:]:
-            other = random_model(lstm.replace(order=name))(images)
-            as_read = move(images, patch_order(sequence_order(name, grid), lstm.resolution, patch))
+            logits = random_model(lstm.replace(order=name))(images)
+            reordered = move(images, patch_order(sequence_order(name, grid), lstm.resolution, patch))
             orders[name], moved[name] = (
-                relative_difference(plain(images), other),
-                relative_difference(plain(as_read), other),
+                relative_difference(plain(images), logits),
+                relative_difference(plain(reordered), logits),
             )
-        without = random_model(vit.replace(position="none"))
+        without_positions = random_model(vit.replace(position="none"))
         order = patch_order(sequence_order("random", grid), vit.resolution, patch)
-        free = relative_difference(without(images), without(move(images, order)))
+        order_change = relative_difference(without_positions(images), without_positions(move(images, order)))
     later = {
-        name: int(influence(random_model(config), 0).tril(-1).sum()) for name, config in (("lstm", lstm), ("vit", vit))
+        name: int(influence_matrix(random_model(config), 0).tril(-1).sum())
+        for name, config in (("lstm", lstm), ("vit", vit))
     }
-    return Outcome({"orders": orders, "moved": moved, "vit without positions": free, "later": later}, {})
+    return Outcome({"orders": orders, "moved": moved, "vit without positions": order_change, "later": later}, {})
 
 
 def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _folder: Path) -> Outcome:
-    """Measure the influence of patches by reading time, untrained and trained, and the effect of reading backwards.
+    """Trial function: measure the influence of patches by reading time, and the effect of reading backwards.
 
     The head of the untrained model is drawn at random, because with its initial zeros all gradients are 0.
     """

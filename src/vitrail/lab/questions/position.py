@@ -15,8 +15,8 @@ from vitrail.core.message_files import load_messages
 from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, random_model, relative_difference
 from vitrail.lab.images import Images
 from vitrail.lab.measurements import measurement_trial, open_model
-from vitrail.lab.measures import measure_conditions, pairwise_distances
 from vitrail.lab.permute import move, permutation
+from vitrail.lab.position_measures import measure_encoding, pairwise_distances
 from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, percent_interval, points_text
 from vitrail.lab.statistics import Estimate, mean_of, pool, smallest
 from vitrail.lab.trial import Outcome, Trial
@@ -28,13 +28,13 @@ from vitrail.reports.page_kit import figure, table
 
 KINDS = ("none", "learned-1d", "learned-2d", "sincos-1d", "sincos-2d", "relative", "rope-2d")
 PLACES = ("every", "shared")
-"""Other places for learned-1d than once at the input."""
+"""Where learned-1d positions are added instead of once at the input: in every layer, with own or shared tables."""
 MARGIN = 0.01
-"""Margin of equality: one percentage point."""
+"""Largest difference in accuracy that counts as equal: one percentage point."""
 
 
 class PositionQuestion(Question):
-    """The same ViT with each position encoding."""
+    """Compares the same ViT with each position encoding."""
 
     messages = load_messages(__file__)
     claims = ("C17", "C18", "C19", "C20", "C21", "P1")
@@ -53,7 +53,7 @@ class PositionQuestion(Question):
         }
 
     @functools.cached_property
-    def fine(self) -> list[Trial]:
+    def fine_trials(self) -> list[Trial]:
         """Trials with learned positions on a grid large enough to show structure."""
         if self.lab.images.size == "Pico":
             return self.trials["learned-1d", self.lab.default_size]
@@ -63,7 +63,7 @@ class PositionQuestion(Question):
         ]
 
     @functools.cached_property
-    def measured(self) -> dict[str, Trial]:
+    def measurement_trials(self) -> dict[str, Trial]:
         """Measurements of the trained encodings."""
         return {
             kind: measurement_trial(
@@ -74,6 +74,7 @@ class PositionQuestion(Question):
 
     @functools.cached_property
     def proof_trial(self) -> Trial:
+        """Trial that checks the exact statements."""
         model = self.lab.images.matched_config("vit")
         return Trial("vitrail.lab.questions.position:prove", {"model": model.to_document()}, work=1e9)
 
@@ -85,31 +86,36 @@ class PositionQuestion(Question):
         kinds = [trial for kind in KINDS for trial in main[kind][:2]]
         return (
             [self.proof_trial],
-            [trial for kind in compared for trial in (*main[kind][:2], self.measured[kind])],
-            self.fine,
-            [*kinds, *self.measured.values()],
+            [trial for kind in compared for trial in (*main[kind][:2], self.measurement_trials[kind])],
+            self.fine_trials,
+            [*kinds, *self.measurement_trials.values()],
             [trial for trials in main.values() for trial in trials[:2]],
             [trial for trials in main.values() for trial in trials],
             [trial for trials in self.trials.values() for trial in trials],
         )
 
     def read(self, results: Results) -> None:
-        def of_size(count: int) -> Accuracies:
+        def accuracies_at(count: int) -> Accuracies:
             """Return accuracies of one size. Seed noise is per size, because small sets have more."""
-            return Accuracies(results, {name: trials for (name, at), trials in self.trials.items() if at == count})
+            return Accuracies(results, {name: trials for (name, size), trials in self.trials.items() if size == count})
 
-        self.accuracies, self.smallest_accuracies = of_size(self.lab.default_size), of_size(self.lab.sizes[0])
+        self.accuracies, self.smallest_accuracies = (
+            accuracies_at(self.lab.default_size),
+            accuracies_at(self.lab.sizes[0]),
+        )
         self.proof = results.get(self.proof_trial)
         self.encodings = {
-            kind: result for kind, trial in self.measured.items() if (result := results.get(trial)) is not None
+            kind: result
+            for kind, trial in self.measurement_trials.items()
+            if (result := results.get(trial)) is not None
         }
-        fine_results = [result for trial in self.fine if (result := results.get(trial)) is not None]
+        fine_results = [result for trial in self.fine_trials if (result := results.get(trial)) is not None]
         self.structure_curves = [np.array(result["places"]) for result in fine_results if result.get("places")]
         """For each seed (evaluations, 4): step, additive, row, column. The first row is before training."""
-        self.is_fine_cut_off = any(map(results.is_cut_off, self.fine))
+        self.is_fine_cut_off = any(map(results.is_cut_off, self.fine_trials))
 
     def verdicts(self) -> Iterator[Verdict]:
-        yield Verdict("C17", "trained", self._learned(), is_share=False)
+        yield Verdict("C17", "trained", self._structure_gain(), is_share=False)
         yield Verdict("C18", "exact", holds=self._needs_position())
         yield Verdict("C19", "trained", self._lead("learned-1d", "sincos-2d"))
         yield Verdict("C20", "trained", self._lead("learned-1d", "learned-2d"), margin=MARGIN)
@@ -127,34 +133,37 @@ class PositionQuestion(Question):
     def _lead(self, kind: str, other_kind: str) -> Estimate | None:
         return self.accuracies.difference(kind, other_kind)
 
-    def _learned(self) -> Estimate | None:
+    def _structure_gain(self) -> Estimate | None:
         """Return the smaller gain of R2 by training, of rows and of columns."""
         if not self.structure_curves:
             return None
-        gains = [[float((course[-1] - course[0])[at]) for course in self.structure_curves] for at in (2, 3)]
+        gains = [[float((curve[-1] - curve[0])[column]) for curve in self.structure_curves] for column in (2, 3)]
         estimates = [
             mean_of(seed_gains, pool([seed_gains]))._replace(is_cut_off=self.is_fine_cut_off) for seed_gains in gains
         ]
         return smallest(estimates)
 
     def _needs_position(self) -> bool | None:
+        """Return whether C18 holds: only without positions, the order of patches changes no logit."""
         if self.proof is None:
             return None
-        without, with_one = self.proof["none"].values(), self.proof["kinds"].values()
-        return all(change < EQUAL for change in without) and all(change > DIFFERENT for change in with_one)
+        without_positions, with_positions = self.proof["none"].values(), self.proof["kinds"].values()
+        is_unordered = all(change < EQUAL for change in without_positions)
+        return is_unordered and all(change > DIFFERENT for change in with_positions)
 
     def _sinusoids_are_good(self) -> bool | None:
+        """Return whether C21 holds: sinusoids have all properties of a good encoding."""
         if self.proof is None:
             return None
         return all(
-            condition["unique"] > 1e-3
-            and condition["bounded"] <= 1
-            and condition["uneven"] < EQUAL
-            and condition["length"] < EQUAL
-            for condition in self.proof["sinusoids"].values()
+            properties["unique"] > 1e-3
+            and properties["bounded"] <= 1
+            and properties["uneven"] < EQUAL
+            and properties["length"] < EQUAL
+            for properties in self.proof["sinusoids"].values()
         )
 
-    def _name(self, name: str, tag: str = "span") -> str:
+    def _variant_label(self, name: str, tag: str = "span") -> str:
         return name if name in KINDS else self.t(f"placed-{name}", tag)
 
     def figures(self) -> Iterator[tuple[str, str]]:
@@ -162,7 +171,9 @@ class PositionQuestion(Question):
         for name in self.accuracies.right:
             estimate = self.accuracies.estimate(name)
             colour = COLOURS["vit"] if name in KINDS else 7
-            rows.append(Interval(self._name(name, "tspan"), 100 * estimate.value, *percent_interval(estimate), colour))
+            rows.append(
+                Interval(self._variant_label(name, "tspan"), 100 * estimate.value, *percent_interval(estimate), colour)
+            )
         if rows:
             yield "position-accuracy", interval_chart(rows, self.t("accuracy", "tspan"))
         if self.structure_curves:
@@ -188,7 +199,7 @@ class PositionQuestion(Question):
                     count=f"{self.lab.default_size:,}",
                     seeds=len(self.structure_curves),
                     runs=self.accuracies.seeds,
-                    **self._ends(),
+                    **self._structure_fields(),
                 ),
                 svg,
             )
@@ -196,26 +207,26 @@ class PositionQuestion(Question):
         )
         return f'<div class="panes">{panes}</div>{self._table()}{self.t("conditions-note", "p")}'
 
-    def _ends(self) -> dict[str, str]:
+    def _structure_fields(self) -> dict[str, str]:
         """Return R2 of rows and columns before and after training, formatted."""
         if not self.structure_curves:
             return {"before": "-", "after": "-"}
-        first, last = (np.mean(self.structure_curves, axis=0)[at, 2:] for at in (0, -1))
+        first, last = (np.mean(self.structure_curves, axis=0)[index, 2:] for index in (0, -1))
         return {"before": f"{first[0]:.2f} / {first[1]:.2f}", "after": f"{last[0]:.2f} / {last[1]:.2f}"}
 
     def _table(self) -> str:
-        of_sizes = {self.lab.default_size: self.accuracies, self.lab.sizes[0]: self.smallest_accuracies}
+        accuracies_by_size = {self.lab.default_size: self.accuracies, self.lab.sizes[0]: self.smallest_accuracies}
         rows = []
         for kind in KINDS:
             if kind not in self.accuracies:
                 continue
             shares = [
                 f"{accuracies.estimate(kind).value:.1%}" if kind in accuracies else "-"
-                for accuracies in of_sizes.values()
+                for accuracies in accuracies_by_size.values()
             ]
             lead = self._lead(kind, "none")
-            is_known = lead is not None and not math.isnan(lead.error) and kind != "none"
-            lead_text = f"{points_text(lead.value)} ({_interval_range(lead)})" if lead is not None and is_known else "-"
+            has_lead = lead is not None and not math.isnan(lead.error) and kind != "none"
+            lead_text = f"{points_text(lead.value)} ({_interval_range(lead)})" if lead is not None and has_lead else "-"
             encoding = self.encodings.get(kind)
             numbers = (
                 ["-"] * 3
@@ -225,7 +236,7 @@ class PositionQuestion(Question):
             rows.append([kind, *shares, lead_text, *numbers])
         heads = [
             "",
-            *(self.t("accuracy-head", count=f"{count:,}") for count in of_sizes),
+            *(self.t("accuracy-head", count=f"{count:,}") for count in accuracies_by_size),
             self.t("lead-head", count=f"{self.lab.default_size:,}"),
             *(self.t(name) for name in ("unique", "bounded", "uneven")),
         ]
@@ -242,7 +253,7 @@ class PositionQuestion(Question):
                 for name in accuracies.right
             },
             "conditions": self.encodings,
-            "structure": [course.tolist() for course in self.structure_curves],
+            "structure": [curve.tolist() for curve in self.structure_curves],
             "exact": self.proof,
         }
 
@@ -252,53 +263,55 @@ def _interval_range(estimate: Estimate) -> str:
     return f"{low} … {high}"
 
 
-def _before_after_text(conditions: dict[str, Any], name: str) -> str:
-    before, after = (f"{conditions[when][name]:.2f}" for when in ("before", "after"))
+def _before_after_text(properties: dict[str, Any], name: str) -> str:
+    before, after = (f"{properties[when][name]:.2f}" for when in ("before", "after"))
     return after if before == after else f"{before} → {after}"
 
 
 def prove(settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Check that only a ViT without positions ignores the order of patches, and the properties of sinusoids."""
+    """Trial function: check that only a ViT without positions ignores the order of patches, and check sinusoids."""
     config = read_model(settings["model"])
     order = permutation("patches", config.resolution, settings["model"]["patch"], 0)
 
-    def shuffled(**changes: Any) -> float:
+    def shuffle_change(**changes: Any) -> float:
         model = random_model(config.replace(**changes))
         images = random_images(model)
         with torch.no_grad():
             return relative_difference(model(images), model(move(images, order)))
 
     result = {
-        "none": {pool: shuffled(position="none", pool=pool) for pool in ("cls", "gap", "map")},
-        "kinds": {kind: shuffled(position=kind) for kind in KINDS if kind != "none"},
-        "sinusoids": {name: _sinusoids(name, settings["model"]["width"]) for name in ("sincos-1d", "sincos-2d")},
+        "none": {pool: shuffle_change(position="none", pool=pool) for pool in ("cls", "gap", "map")},
+        "kinds": {kind: shuffle_change(position=kind) for kind in KINDS if kind != "none"},
+        "sinusoids": {
+            name: _measure_sinusoids(name, settings["model"]["width"]) for name in ("sincos-1d", "sincos-2d")
+        },
     }
     return Outcome(result, {})
 
 
-def _sinusoids(name: str, width: int) -> dict[str, float]:
+def _measure_sinusoids(name: str, width: int) -> dict[str, float]:
     """Return the worst properties of sinusoids over grid sizes, and how much distances depend on the grid size."""
     worst = {"unique": np.inf, "bounded": 0.0, "uneven": 0.0, "length": 0.0}
-    first = None
+    reference = None
     for side in (4, 14, 24):
         rows, columns = grid_coordinates((side, side))
         if name == "sincos-1d":
             encoding = sinusoids(rows * side + columns, width).numpy()
         else:
-            encoding = torch.cat([sinusoids(place, width // 2) for place in (rows, columns)], 1).numpy()
+            encoding = torch.cat([sinusoids(coordinates, width // 2) for coordinates in (rows, columns)], 1).numpy()
         separations = pairwise_distances(encoding)
-        result = measure_conditions(separations, float(np.abs(encoding).max()), (side, side))
+        result = measure_encoding(separations, float(np.abs(encoding).max()), (side, side))
         worst["unique"] = min(worst["unique"], result.unique)
         worst["bounded"] = max(worst["bounded"], result.bounded)
         worst["uneven"] = max(worst["uneven"], result.uneven)
-        near = separations[0, 1:4, 0]  # to the next three positions of the row, which exist in every grid
-        first = near if first is None else first
-        worst["length"] = max(worst["length"], float(np.abs(near - first).max()))
+        near = separations[0, 1:4, 0]  # distances to the next three positions of the row, which exist in every grid
+        reference = near if reference is None else reference
+        worst["length"] = max(worst["length"], float(np.abs(near - reference).max()))
     return worst
 
 
 def measure(_settings: dict[str, Any], _images: Images, bundles: list[Path], _folder: Path) -> Outcome:
-    """Measure the properties of a model's encoding before and after training."""
+    """Trial function: measure the properties of a model's position encoding before and after training."""
     bundle = load(bundles[0])
     models = {"before": open_model(bundle.provenance["lab"], []), "after": bundle.model}
     return Outcome({when: _measure_encoding(model) for when, model in models.items()}, {})
@@ -306,17 +319,17 @@ def measure(_settings: dict[str, Any], _images: Images, bundles: list[Path], _fo
 
 @torch.no_grad()
 def _measure_encoding(model: Any) -> dict[str, float]:
-    """Measure the properties of the encoding of patch pairs by the model's position module."""
+    """Measure the properties of the position encoding of a model's patches."""
     config, position = model.config, model.position
-    added, rotation = position_table(model), position.rotation(model)
+    encoding, rotation = position_table(model), position.rotation(model)
     if rotation is not None:
-        added = torch.cat(rotation[:, config.prefix :].double().unbind(), dim=1).numpy()
+        encoding = torch.cat(rotation[:, config.prefix :].double().unbind(), dim=1).numpy()
     biases = [position.bias(model, layer) for layer in range(config.depth)]
-    if added is not None:
-        pairs, largest = pairwise_distances(added), float(np.abs(added).max())
+    if encoding is not None:
+        pairs, largest = pairwise_distances(encoding), float(np.abs(encoding).max())
     elif biases[0] is not None:
-        of_patches = torch.cat(biases)[:, config.prefix :, config.prefix :].double()
-        pairs, largest = of_patches.permute(1, 2, 0).numpy(), float(of_patches.abs().max())
+        patch_biases = torch.cat(biases)[:, config.prefix :, config.prefix :].double()
+        pairs, largest = patch_biases.permute(1, 2, 0).numpy(), float(patch_biases.abs().max())
     else:
         pairs, largest = np.zeros((config.patches, config.patches, 1)), 0.0
-    return measure_conditions(pairs, largest, config.grid)._asdict()
+    return measure_encoding(pairs, largest, config.grid)._asdict()

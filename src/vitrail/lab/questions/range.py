@@ -37,7 +37,7 @@ MODELS = ("vit", "resnet", "wide", "lstm", "mixer")
 
 
 class RangeQuestion(Question):
-    """Models of equal cost on generated images. The images of the lab are not used."""
+    """Compares models of equal cost on generated images. The images of the lab are not used."""
 
     messages = load_messages(__file__)
     claims = ("C16a", "C16b")
@@ -67,9 +67,9 @@ class RangeQuestion(Question):
         return select(MODELS[:2], 2), select(MODELS[:3], 2), select(MODELS, 2), select(MODELS, None)
 
     def read(self, results: Results) -> None:
-        far = distances(_TEST)
+        test_distances = distances(_TEST)
         self.accuracies = Accuracies(results, self.trials).by_part(
-            {distance: far == distance for distance in DISTANCES}
+            {distance: test_distances == distance for distance in DISTANCES}
         )
 
     def verdicts(self) -> Iterator[Verdict]:
@@ -113,8 +113,8 @@ class RangeQuestion(Question):
                 )
         ends = (f"{CELL * distance} px" for distance in DISTANCES)
         heads = ("", self.t("macs"), self.t("field"), *ends)
-        listed = table(heads, rows, frozenset(range(1, len(heads))))
-        return f'<div class="panes">{accuracy_figure}{self._examples()}</div>{listed}'
+        accuracy_table = table(heads, rows, frozenset(range(1, len(heads))))
+        return f'<div class="panes">{accuracy_figure}{self._examples()}</div>{accuracy_table}'
 
     def _examples(self) -> str:
         """Return a figure with two images of the task."""
@@ -154,19 +154,20 @@ def make_marks(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw images (count, 28, 28, 1) and whether their marks are equal, half of them at every distance."""
     generator = np.random.default_rng(seed)
     cells = list(itertools.product(range(GRID), repeat=2))
-    pairs: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {far: [] for far in DISTANCES}
+    pairs: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {distance: [] for distance in DISTANCES}
     for cell, other_cell in itertools.permutations(cells, 2):
         pairs[max(abs(cell[0] - other_cell[0]), abs(cell[1] - other_cell[1]))].append((cell, other_cell))
-    lying = np.repeat([[1, 0, 1, 0]], CELL, axis=0).T
-    kinds = (_MARK * np.stack([lying, lying.T])).astype(np.uint8)
+    horizontal = np.repeat([[1, 0, 1, 0]], CELL, axis=0).T
+    marks = (_MARK * np.stack([horizontal, horizontal.T])).astype(np.uint8)
     same = np.arange(count) // len(DISTANCES) % 2
-    first = generator.integers(2, size=count)
+    first_marks = generator.integers(2, size=count)
     pixels = generator.integers(0, _NOISE, (count, GRID * CELL, GRID * CELL, 1), np.uint8)
-    for index, far in enumerate(distances(count)):
-        chosen = pairs[far][generator.integers(len(pairs[far]))]
-        for (row, column), kind in zip(chosen, (first[index], first[index] ^ 1 ^ same[index]), strict=True):
+    for index, distance in enumerate(distances(count)):
+        cell_pair = pairs[distance][generator.integers(len(pairs[distance]))]
+        mark_pair = (first_marks[index], first_marks[index] ^ 1 ^ same[index])
+        for (row, column), mark in zip(cell_pair, mark_pair, strict=True):
             region = np.s_[index, row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL, 0]
-            pixels[region] += kinds[kind]
+            pixels[region] += marks[mark]
     return pixels, same.astype(np.int64)
 
 
@@ -179,6 +180,6 @@ def mark_images() -> Images:
 
 
 def train_on_marks(settings: dict[str, Any], _images: Images, bundles: list[Path], folder: Path) -> Outcome:
-    """Train one model on the generated images by the lab's protocol."""
+    """Trial function: train one model on the generated images by the lab's protocol."""
     defaults = {"count": _TRAINING, "recipe": {}, "augment": False, "permutation": None}
     return train({**defaults, **settings}, mark_images(), bundles, folder)

@@ -23,7 +23,7 @@ _MAX_IMAGES = 2000  # test images
 
 
 class RobustnessQuestion(Question):
-    """Accuracy on perturbed test images of models trained on unperturbed images. It has no claims."""
+    """Measures accuracy on perturbed test images of models trained on unperturbed images. It has no claims."""
 
     messages = load_messages(__file__)
 
@@ -79,27 +79,29 @@ class RobustnessQuestion(Question):
                         bars=[percent_interval(estimate) for estimate in estimates],
                     )
                 )
-            across, up = self.t(kind, "tspan"), self.t("accuracy", "tspan")
-            yield f"robustness-{kind}", line_chart(lines, across, up, dots=True, log_x=kind == "shuffle")
+            x_label, y_label = self.t(kind, "tspan"), self.t("accuracy", "tspan")
+            yield f"robustness-{kind}", line_chart(lines, x_label, y_label, dots=True, log_x=kind == "shuffle")
 
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
             return str(self.t("nothing", "p"))
         note = self.t("note", count=f"{self.lab.sizes[-1]:,}", seeds=self.accuracies[""].seeds)
         panes = "".join(figure(self.t(f"{name}-title"), note, svg) for name, svg in figures.items())
-        named = [(self.t("unchanged"), "")]
+        labels = [(self.t("unchanged"), "")]
         for kind in perturbations.CURVES:
-            named += [
+            labels += [
                 (Html(f"{self.t(kind)}: {x:g}"), name)
                 for x, name in perturbations.curve_points(kind, self.names)
                 if name
             ]
         rows = [
             [label, *(interval_text(self.accuracies[name].estimate(family)) for family in self._finished_families)]
-            for label, name in named
+            for label, name in labels
         ]
-        listed = table(["", *self._finished_families], rows, frozenset(range(1, len(self._finished_families) + 1)))
-        return f'<div class="panes">{panes}</div>{listed}'
+        accuracy_table = table(
+            ["", *self._finished_families], rows, frozenset(range(1, len(self._finished_families) + 1))
+        )
+        return f'<div class="panes">{panes}</div>{accuracy_table}'
 
     def numbers(self) -> dict[str, Any]:
         return {
@@ -115,13 +117,13 @@ def _read_right(name: str, result: dict[str, Any]) -> np.ndarray:
 
 
 def _perturbations(images: Images) -> dict[str, perturbations.Perturbation]:
-    """Return the perturbations. Dropped patches are those of the lab's ViT."""
+    """Return the perturbations of the lab's images. Dropped patches are those of the lab's ViT."""
     grid = images.config(images.size, "vit").grid or (1, 1)
     return perturbations.other_perturbations(perturbations.shuffle_grids(images.resolution), grid)
 
 
 def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _folder: Path) -> Outcome:
-    """Record which test predictions are correct under each perturbation."""
+    """Trial function: record which test predictions are correct under each perturbation."""
     model = open_model(settings, bundles)
     pixels, labels = read_test_images(images, _MAX_IMAGES)
     plain = perturbations.predict_probabilities(model, pixels).argmax(axis=1)

@@ -24,7 +24,7 @@ from vitrail.models.create import build
 from vitrail.reports.page_kit import table
 
 _SEEN = {"igpt": 0.1, "vit": 1.0}  # share of the lab's images seen: one token per pixel is expensive
-_PROBED = 3000  # largest number of labelled images
+_MAX_PROBE_IMAGES = 3000  # labelled images
 
 VARIANTS = {
     "iGPT": ("igpt", {}, "next-pixel"),
@@ -34,7 +34,7 @@ VARIANTS = {
 
 
 class SelfSupervisionQuestion(Question):
-    """Linear probes on two sizes of iGPT and a ViT, each trained without labels and untrained, and on raw pixels."""
+    """Compares linear probes on features of models trained without labels, of untrained models, and on raw pixels."""
 
     messages = load_messages(__file__)
     claims = ("C35",)
@@ -53,7 +53,7 @@ class SelfSupervisionQuestion(Question):
         family, changes, objective = VARIANTS[name]
         images = self.lab.images
         is_small = objective == "next-pixel"
-        changes = {**_few_pixels(images), **changes} if is_small else changes
+        changes = {**_small_resolution(images), **changes} if is_small else changes
         config = images.config("Micro" if is_small else images.size, family, **changes)
         seen = int(self.lab.seen * _SEEN[family])
         settings = {
@@ -64,7 +64,7 @@ class SelfSupervisionQuestion(Question):
             "seen": seen,
             "learning_rate": None if is_trained else 0.0,
         }
-        work = config.macs * ((3.0 * seen if is_trained else 0) + 2 * (len(images.test) + 2 * _PROBED))
+        work = config.macs * ((3.0 * seen if is_trained else 0) + 2 * (len(images.test) + 2 * _MAX_PROBE_IMAGES))
         return Trial("vitrail.lab.questions.self_supervision:learn", settings, family=family, work=work)
 
     @functools.cached_property
@@ -84,8 +84,8 @@ class SelfSupervisionQuestion(Question):
 
     def read(self, results: Results) -> None:
         self.accuracies = Accuracies(results, self.trials)
-        raw = results.get(self.pixel_trial)
-        self.pixel_accuracy = None if raw is None else raw["accuracy"]
+        pixel_result = results.get(self.pixel_trial)
+        self.pixel_accuracy = None if pixel_result is None else pixel_result["accuracy"]
 
     def verdicts(self) -> Iterator[Verdict]:
         fields = {} if self.pixel_accuracy is None else {"pixels": f"{self.pixel_accuracy:.1%}"}
@@ -108,25 +108,25 @@ class SelfSupervisionQuestion(Question):
 
     def numbers(self) -> dict[str, Any]:
         return {
-            f"{name} {'trained' if done else 'untrained'}": self.accuracies.estimate((name, done)).value
-            for name, done in self.accuracies.right
+            f"{name} {'trained' if is_trained else 'untrained'}": self.accuracies.estimate((name, is_trained)).value
+            for name, is_trained in self.accuracies.right
         }
 
 
-def _few_pixels(images: Images) -> dict[str, Any]:
+def _small_resolution(images: Images) -> dict[str, Any]:
     """Return a small resolution for iGPT, which has one token per pixel."""
     side = min(14, images.resolution[0])
     return {"resolution": [side, side]}
 
 
 def learn(settings: dict[str, Any], images: Images, _bundles: list[Path], folder: Path) -> Outcome:
-    """Train without labels (or not at all), then probe the layer with the best validation accuracy."""
+    """Trial function: train without labels (or not at all), then probe the layer with the best validation accuracy."""
     config = read_model(settings["model"])
     images = _resize(images, config)
     torch.manual_seed(settings["seed"])
     model = build(config)
     split = images.subset(settings["count"])
-    few = split.sample_evenly(_PROBED)
+    few = split.sample_evenly(_MAX_PROBE_IMAGES)
     scale = images.preprocess.scale
     model.prepare(
         lambda count: scale(torch.from_numpy(np.asarray(split.sample_evenly(count).images))), settings["seed"]
@@ -135,18 +135,18 @@ def learn(settings: dict[str, Any], images: Images, _bundles: list[Path], folder
     if settings["objective"] is not None:
         changes = {"objective": settings["objective"], "label_smoothing": 0.0}
         recipe = protocol({**settings, "recipe": changes}, images)
-        fitted = fit(model, images, split, recipe, settings["seed"], validate=lambda: 0.0)
-        measured["seconds"] = fitted.seconds[-1][1]
+        curves = fit(model, images, split, recipe, settings["seed"], validate=lambda: 0.0)
+        measured["seconds"] = curves.seconds[-1][1]
     save_bundle(model, images, settings, folder, objective=settings["objective"])
     probes = [_probe(model, images, few, layer) for layer in range(config.depth)]
-    best = max(range(config.depth), key=lambda layer: probes[layer][0])
-    right = probes[best][1]
+    best_layer = max(range(config.depth), key=lambda layer: probes[layer][0])
+    right = probes[best_layer][1]
     result = {
         "accuracy": float(right.mean()),
         "right": pack(right),
         "count": len(right),
-        "layer": best,
-        "validation_accuracy": probes[best][0],
+        "layer": best_layer,
+        "validation_accuracy": probes[best_layer][0],
     }
     return Outcome(result, measured)
 
@@ -176,8 +176,8 @@ def _probe(model: AnyModel, images: Images, few: Split, layer: int) -> tuple[flo
 
 
 def probe_pixels(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Fit a linear probe on raw pixels."""
-    few = images.subset(settings["count"]).sample_evenly(_PROBED)
-    flat = [np.asarray(split.images, np.float32).reshape(len(split), -1) / 255 for split in (few, images.test)]
-    linear, _ = fit_ridge(flat[0], few.labels, classes=len(images.labels))
-    return Outcome({"accuracy": float((linear(flat[1]).argmax(axis=1) == images.test.labels).mean())}, {})
+    """Trial function: fit and evaluate a linear probe on raw pixels."""
+    few = images.subset(settings["count"]).sample_evenly(_MAX_PROBE_IMAGES)
+    pixels = [np.asarray(split.images, np.float32).reshape(len(split), -1) / 255 for split in (few, images.test)]
+    linear, _ = fit_ridge(pixels[0], few.labels, classes=len(images.labels))
+    return Outcome({"accuracy": float((linear(pixels[1]).argmax(axis=1) == images.test.labels).mean())}, {})

@@ -30,7 +30,7 @@ Key = tuple[str, str, int]
 
 
 class SizeQuestion(Question):
-    """ViT decides. The CNN is reported for comparison."""
+    """Compares models of double width or depth with the standard model. ViT decides; the CNN is reported."""
 
     messages = load_messages(__file__)
     claims = ("C5", "C9")
@@ -85,8 +85,8 @@ class SizeQuestion(Question):
         )
 
     def verdicts(self) -> Iterator[Verdict]:
-        grows = smallest([self.growth("vit", variant) for variant in DOUBLED]) if len(self.ends) > 1 else None
-        yield Verdict("C5", "trained", grows, fields=self._lead_fields())
+        growth = smallest([self.growth("vit", variant) for variant in DOUBLED]) if len(self.ends) > 1 else None
+        yield Verdict("C5", "trained", growth, fields=self._lead_fields())
         yield Verdict("C9", "reported", fields=self._gap_fields())
 
     def _lead_fields(self) -> dict[str, str]:

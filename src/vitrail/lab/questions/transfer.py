@@ -20,8 +20,8 @@ from vitrail.lab.question import (
     COLOURS,
     Question,
     Verdict,
-    cut_off,
     difference_text,
+    find_cut_off,
     interval_text,
     percent_interval,
     range_text,
@@ -37,14 +37,14 @@ from vitrail.reports.page_kit import figure, table
 
 FAMILIES = ("vit", "resnet")
 HEADS = {"linear": {}, "hidden": {"representation": "tanh"}}
-SHOTS, DRAWS = 5, 5  # images per new class, and number of random choices of them
-_TUNED = 30  # images per new class for fine-tuning
+SHOTS, DRAWS = 5, 5  # images per new class, and number of random draws of these images
+_FINETUNING_IMAGES = 30  # per new class
 
 Key = tuple[str, str, int]
 
 
 class TransferQuestion(Question):
-    """ViT and CNN. ViT is pre-trained with a linear head and with a hidden layer, which is dropped afterwards."""
+    """Compares ViT and CNN by the size of their pre-training sets, and ViT heads with and without a hidden layer."""
 
     messages = load_messages(__file__)
     claims = ("C6", "C28")
@@ -96,7 +96,7 @@ class TransferQuestion(Question):
             for method, values in self.accuracies.items()
             for count in self.lab.sizes
         }
-        self.cut_off = cut_off(results, self.trials)
+        self.cut_off = find_cut_off(results, self.trials)
 
     def _estimate(self, method: str, key: Key) -> Estimate | None:
         return self._contrast(method, (1.0, key))
@@ -107,17 +107,17 @@ class TransferQuestion(Question):
         if any(key not in values for _, key in terms):
             return None
         # Correctness per image is not stored, so the test images are treated as independent, which is conservative.
-        images = math.hypot(*(weight * self._sampled(values[key]) for weight, key in terms))
+        images = math.hypot(*(weight * self._image_error(values[key]) for weight, key in terms))
         estimate = sum_of_means([(weight, values[key], self.noises[method, key[2]]) for weight, key in terms], images)
         return estimate._replace(is_cut_off=not self.cut_off.isdisjoint(key for _, key in terms))
 
-    def _sampled(self, shares: Sequence[float]) -> float:
+    def _image_error(self, shares: Sequence[float]) -> float:
         """Return the standard error of an accuracy from the test images of the new classes."""
         share = float(np.mean(shares))
-        return math.sqrt(share * (1 - share) / self.tested)
+        return math.sqrt(share * (1 - share) / self.test_count)
 
     @functools.cached_property
-    def tested(self) -> int:
+    def test_count(self) -> int:
         """Number of test images of the new classes."""
         return len(halves(self.lab.images)[1].test)
 
@@ -137,15 +137,18 @@ class TransferQuestion(Question):
             lines = []
             for family, head in dict.fromkeys((family, head) for family, head, _ in values):
                 counts = [count for count in self.lab.sizes if (family, head, count) in values]
-                candidates = [self._estimate(method, (family, head, count)) for count in counts]
-                estimates = [estimate for estimate in candidates if estimate is not None]
+                estimates = [
+                    estimate
+                    for count in counts
+                    if (estimate := self._estimate(method, (family, head, count))) is not None
+                ]
                 name, colour = (family, COLOURS[family]) if head == "linear" else (f"{family}, {head}", 6)
-                heights = [100 * estimate.value for estimate in estimates]
+                values_in_percent = [100 * estimate.value for estimate in estimates]
                 lines.append(
                     Line(
                         family_label(name),
                         counts,
-                        heights,
+                        values_in_percent,
                         colour,
                         bars=[percent_interval(estimate) for estimate in estimates],
                     )
@@ -184,30 +187,30 @@ class TransferQuestion(Question):
 
 
 def transfer(settings: dict[str, Any], images: Images, _bundles: list[Path], folder: Path) -> Outcome:
-    """Pre-train on one half of the classes, then learn the other half.
+    """Trial function: pre-train on one half of the classes, then learn the other half and save the bundle.
 
-    It is learned from few images by least squares on frozen features, and from more images by fine-tuning.
+    The other half is learned from few images by least squares on frozen features, and from more by fine-tuning.
     """
     first, second = halves(images)
     split = first.subset(settings["count"] // len(images.labels) * len(first.labels))
     torch.manual_seed(settings["seed"])
     model = build(read_config(settings))
-    fitted = fit(model, first, split, protocol(settings, first), settings["seed"])
+    curves = fit(model, first, split, protocol(settings, first), settings["seed"])
     save_bundle(model, first, settings, folder)
     shots = [_few_shots(model, second, seed) for seed in range(DRAWS)]
-    fresh = model.clone_with()
-    fresh.reset_classifier(len(second.labels))
-    few = second.training.select(sample_per_class(second.training.labels, _TUNED, settings["seed"]))
+    finetuned = model.clone_with()
+    finetuned.reset_classifier(len(second.labels))
+    few = second.training.select(sample_per_class(second.training.labels, _FINETUNING_IMAGES, settings["seed"]))
     shorter = {**settings, "seen": settings["seen"] // 10, "learning_rate": 0.3 * settings["learning_rate"]}
-    fit(fresh, second, few, protocol(shorter, second), settings["seed"])
-    tuned = correct_predictions(fresh, second, second.test)
+    fit(finetuned, second, few, protocol(shorter, second), settings["seed"])
+    finetuned_right = correct_predictions(finetuned, second, second.test)
     result = {
         "fewshot": float(np.mean(shots)),
-        "finetuned": float(tuned.mean()),
-        "validation_accuracy": fitted.curve[-1][1],
+        "finetuned": float(finetuned_right.mean()),
+        "validation_accuracy": curves.curve[-1][1],
         "validation_count": len(first.validation),
     }
-    return Outcome(result, {"seconds": fitted.seconds[-1][1]})
+    return Outcome(result, {"seconds": curves.seconds[-1][1]})
 
 
 def halves(images: Images) -> tuple[Images, Images]:
@@ -219,13 +222,14 @@ def halves(images: Images) -> tuple[Images, Images]:
 
 def _select_classes(images: Images, classes: np.ndarray) -> Images:
     classes = np.sort(classes)
-    parts = {name: _of_classes(getattr(images, name), classes) for name in ("training", "validation", "test")}
+    parts = {
+        name: _select_classes_of_split(getattr(images, name), classes) for name in ("training", "validation", "test")
+    }
     return dataclasses.replace(images, labels=tuple(images.labels[index] for index in classes), **parts)
 
 
-def _of_classes(split: Split, classes: np.ndarray) -> Split:
-    chosen = np.flatnonzero(np.isin(split.labels, classes))
-    subset = split.select(chosen)
+def _select_classes_of_split(split: Split, classes: np.ndarray) -> Split:
+    subset = split.select(np.flatnonzero(np.isin(split.labels, classes)))
     return dataclasses.replace(subset, labels=np.searchsorted(classes, subset.labels))
 
 

@@ -32,7 +32,7 @@ _MAX_IMAGES, _FEATURE_IMAGES = 2000, 64  # numbers of test images for prediction
 
 
 class TranslationQuestion(Question):
-    """Shift consistency of correct predictions, accuracy against shift, and equivariance errors of features."""
+    """Measures shift consistency of correct predictions, accuracy against shift, and equivariance errors."""
 
     messages = load_messages(__file__)
     claims = ("C11", "C12b")
@@ -88,7 +88,7 @@ class TranslationQuestion(Question):
         return before + [trial for key in keys for trial in self.trials[key][:seeds]]
 
     def read(self, results: Results) -> None:
-        self.far = perturbations.shift_distances(self.lab.images.resolution[1])
+        self.distances = perturbations.shift_distances(self.lab.images.resolution[1])
 
         def measured_values(read_value: Callable[[dict[str, Any]], Any]) -> MeasuredValues:
             """Read one value. Each size has its own seed noise, because small training sets have more."""
@@ -96,10 +96,10 @@ class TranslationQuestion(Question):
 
         self.accuracy = {0: measured_values(_read_right)}
         self.consistency = {}
-        for far in (None, *self.far):
-            self.consistency[far] = measured_values(functools.partial(_shifted, far, "consistency"))
-            if far is not None:
-                self.accuracy[far] = measured_values(functools.partial(_shifted, far, "accuracy"))
+        for distance in (None, *self.distances):
+            self.consistency[distance] = measured_values(functools.partial(_read_shifted, distance, "consistency"))
+            if distance is not None:
+                self.accuracy[distance] = measured_values(functools.partial(_read_shifted, distance, "accuracy"))
         self.errors: dict[tuple[str, bool], dict[str, dict[int, MeasuredValues]]] = {}
         for family in self.lab.families:
             for trained in (False, True):
@@ -108,8 +108,10 @@ class TranslationQuestion(Question):
                 if first is not None:
                     self.errors[family, trained] = {
                         layer: {
-                            int(far): MeasuredValues(results, {family: trials}, functools.partial(_error, layer, far))
-                            for far in by_distance
+                            int(distance): MeasuredValues(
+                                results, {family: trials}, functools.partial(_read_error, layer, distance)
+                            )
+                            for distance in by_distance
                         }
                         for layer, by_distance in first["errors"].items()
                     }
@@ -121,23 +123,23 @@ class TranslationQuestion(Question):
     def verdicts(self) -> Iterator[Verdict]:
         largest = self.lab.sizes[-1]
         names = {"circular": "cnn", "strides": "cnn-strides"}
-        exact = {} if self.proof is None else {name: f"{self.proof[key]:.1g}" for name, key in names.items()}
+        exact_fields = {} if self.proof is None else {name: f"{self.proof[key]:.1g}" for name, key in names.items()}
         yield Verdict(
             "C11",
             "trained",
             self.consistency[None].difference(("resnet", largest), ("vit", largest)),
-            fields=exact,
+            fields=exact_fields,
         )
         if self.proof is None:
             yield Verdict("C12b", "exact")
             return
         per_token = max(self.proof[name] for name in ("embedding", "mlp", "norm"))
         attention = self.proof["attention"]
-        decided = per_token < EQUAL and (attention < EQUAL or attention > DIFFERENT)
+        is_decided = per_token < EQUAL and (attention < EQUAL or attention > DIFFERENT)
         yield Verdict(
             "C12b",
             "exact",
-            holds=attention > DIFFERENT if decided else None,
+            holds=attention > DIFFERENT if is_decided else None,
             fields={"attention": f"{attention:.1g}", "positions": f"{self.proof['positions']:.1g}"},
         )
 
@@ -165,21 +167,21 @@ class TranslationQuestion(Question):
         accuracy, consistency, errors = [], [], []
         for family in self._finished_families(largest):
             colour, key = COLOURS.get(family, 7), (family, largest)
-            estimates = [self.accuracy[far].estimate(key) for far in (0, *self.far)]
+            estimates = [self.accuracy[far].estimate(key) for far in (0, *self.distances)]
             accuracy.append(
                 Line(
                     family_label(family),
-                    (0, *self.far),
+                    (0, *self.distances),
                     [100 * estimate.value for estimate in estimates],
                     colour,
                     bars=[percent_interval(estimate) for estimate in estimates],
                 )
             )
-            estimates = [self.consistency[far].estimate(key) for far in self.far]
+            estimates = [self.consistency[far].estimate(key) for far in self.distances]
             consistency.append(
                 Line(
                     family_label(family),
-                    self.far,
+                    self.distances,
                     [100 * estimate.value for estimate in estimates],
                     colour,
                     bars=[percent_interval(estimate) for estimate in estimates],
@@ -276,26 +278,26 @@ def _read_right(result: dict[str, Any]) -> np.ndarray:
     return unpack(result["right"], result["count"])
 
 
-def _shifted(far: int | None, measure: str, result: dict[str, Any]) -> np.ndarray:
+def _read_shifted(distance: int | None, measure: str, result: dict[str, Any]) -> np.ndarray:
+    """Read accuracy or consistency of each image, averaged over shifts of one distance, or of all if it is None."""
     predictions = {
         name: PerturbedPredictions.from_json(fields, result["count"]) for name, fields in result["asked"].items()
     }
-    return perturbations.shift_values(predictions, _read_right(result), far)[measure]
+    return perturbations.shift_values(predictions, _read_right(result), distance)[measure]
 
 
-def _error(layer: str, far: str, result: dict[str, Any]) -> list[float]:
-    return result["errors"][layer][far]
+def _read_error(layer: str, distance: str, result: dict[str, Any]) -> list[float]:
+    return result["errors"][layer][distance]
 
 
 def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _folder: Path) -> Outcome:
-    """Record predictions for shifted test images (trained models only) and measure equivariance errors."""
+    """Trial function: measure equivariance errors and, for trained models, record predictions for shifted images."""
     model = open_model(settings, bundles)
     pixels, labels = read_test_images(images, _MAX_IMAGES)
     patch = images.config(images.size, "vit").patch
-    far = sorted({1, max(patch[0] // 2, 1), patch[0]}) if patch else [1]
-    errors = internals.equivariance_errors(
-        model, pixels[:: max(len(pixels) // _FEATURE_IMAGES, 1)][:_FEATURE_IMAGES], far
-    )
+    distances = sorted({1, max(patch[0] // 2, 1), patch[0]}) if patch else [1]
+    feature_images = pixels[:: max(len(pixels) // _FEATURE_IMAGES, 1)][:_FEATURE_IMAGES]
+    errors = internals.equivariance_errors(model, feature_images, distances)
     result: dict[str, Any] = {
         "errors": {
             layer: {str(distance): internals.round_values(values) for distance, values in by_distance.items()}
@@ -322,19 +324,22 @@ def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _fold
 
 @torch.no_grad()
 def prove(_settings: dict[str, Any], _images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
-    """Measure the largest change of an output, relative to the spread of outputs over images."""
+    """Trial function: measure by how much shifts and permuted tokens change outputs of models with random weights.
 
-    def relative_change(pixels: int, **perturbations: Any) -> float:
-        model = redraw(create("ResNet-Nano", classes=5, **perturbations).double(), std=0.3)
+    A change is relative to the spread of the outputs over images.
+    """
+
+    def shift_change(pixels: int, **settings: Any) -> float:
+        model = redraw(create("ResNet-Nano", classes=5, **settings).double(), std=0.3)
         images = random_images(model)
         return relative_difference(model(images), model(images.roll((pixels, pixels), (2, 3))))
 
     circular = {"edges": "circular"}
     changes = {
-        "cnn": max(relative_change(by, strides=(1, 1, 1), **circular) for by in (1, 5)),
-        "cnn-stride-4": relative_change(4, **circular),
-        "cnn-strides": relative_change(1, **circular),
-        "cnn-rim": relative_change(5, strides=(1, 1, 1)),
+        "cnn": max(shift_change(pixels, strides=(1, 1, 1), **circular) for pixels in (1, 5)),
+        "cnn-stride-4": shift_change(4, **circular),
+        "cnn-strides": shift_change(1, **circular),
+        "cnn-rim": shift_change(5, strides=(1, 1, 1)),
     }
     model = redraw(cast(ViT, create("ViT-Nano/7", classes=5)).double(), std=0.3)
     images = random_images(model)

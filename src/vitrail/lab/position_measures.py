@@ -1,4 +1,4 @@
-"""Measures of a model that need no further training. Each has its own unit and a known zero."""
+"""Measures of positions in a model: properties of position encodings, and the influence of each patch position."""
 
 from typing import NamedTuple
 
@@ -14,19 +14,22 @@ from vitrail.models.device import evaluating
 _BATCH = 250
 
 
-class Conditions(NamedTuple):
+class EncodingProperties(NamedTuple):
     """Properties of a position encoding."""
 
     unique: float
-    """Smallest distance between two positions relative to the mean distance. 0 if two positions are equal."""
+    """Smallest distance between two positions relative to the mean distance. 0 if two encodings are equal."""
     bounded: float
     """Largest absolute value of the encoding."""
     uneven: float
     """Share of the variance of distances that offsets do not explain. 0 if equal offsets have equal distances."""
 
 
-def measure_conditions(pairs_NNM: np.ndarray, largest: float, grid: Pair) -> Conditions:
-    """Compute the properties of an encoding from a distance (M = 1) or several numbers for each pair of positions."""
+def measure_encoding(pairs_NNM: np.ndarray, largest: float, grid: Pair) -> EncodingProperties:
+    """Compute the properties of a position encoding from M numbers for each pair of the N positions.
+
+    With M = 1, the number is a distance. `largest` is the largest absolute value of the encoding.
+    """
     rows, columns = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
     down, right = rows[:, None] - rows, columns[:, None] - columns
     offset = ((down + grid[0]) * 2 * grid[1] + right + grid[1]).ravel()
@@ -41,7 +44,7 @@ def measure_conditions(pairs_NNM: np.ndarray, largest: float, grid: Pair) -> Con
         first, second = np.triu_indices(len(means), 1)
         separations = np.linalg.norm(means[first] - means[second], axis=1)
     unique = float(separations.min() / separations.mean()) if separations.mean() > 0 else 0.0
-    return Conditions(unique, largest, float(within / total) if total > 1e-20 else 0.0)
+    return EncodingProperties(unique, largest, float(within / total) if total > 1e-20 else 0.0)
 
 
 def pairwise_distances(table_ND: np.ndarray) -> np.ndarray:
@@ -50,7 +53,10 @@ def pairwise_distances(table_ND: np.ndarray) -> np.ndarray:
 
 
 def strength_by_position(model: AnyModel, images: Tensor, labels: Tensor, patch: Pair, order_N: Tensor) -> np.ndarray:
-    """Return the mean gradient norm of the label's logit with respect to each patch, in reading order, (N)."""
+    """Return the mean gradient norm of the label's logit with respect to the pixels of each patch (N).
+
+    Patches are in the order `order_N`, raster indices in the order of reading.
+    """
     sums = np.zeros(len(order_N))
     with torch.enable_grad(), evaluating(model):
         for batch, batch_labels in zip(images.split(_BATCH), labels.split(_BATCH), strict=True):
@@ -66,39 +72,42 @@ def strength_by_position(model: AnyModel, images: Tensor, labels: Tensor, patch:
 def removal_effect_by_position(
     model: AnyModel, images: Tensor, labels: Tensor, patch: Pair, order_N: Tensor
 ) -> np.ndarray:
-    """Return the mean change of the label's logit if a patch is replaced by the mean image's, in reading order, (N)."""
+    """Return the mean change of the label's logit if a patch is replaced by that of the mean image (N).
+
+    Patches are in the order `order_N`, raster indices in the order of reading.
+    """
     columns = images.shape[3] // patch[1]
     mean_image, effects = images.mean(dim=0), []
     with evaluating(model):
         logits = model(images).gather(1, labels[:, None])
         for index in order_N.tolist():
             down, right = index // columns * patch[0], index % columns * patch[1]
-            at = (..., slice(down, down + patch[0]), slice(right, right + patch[1]))
-            without = images.clone()
-            without[at] = mean_image[at]
-            effects.append(float((model(without).gather(1, labels[:, None]) - logits).abs().mean()))
+            region = (..., slice(down, down + patch[0]), slice(right, right + patch[1]))
+            replaced = images.clone()
+            replaced[region] = mean_image[region]
+            effects.append(float((model(replaced).gather(1, labels[:, None]) - logits).abs().mean()))
     return np.array(effects)
 
 
 def recency_index(strength_N: np.ndarray) -> float:
-    """Return the centre of mass of the strength in a sequence: 0 at its start, 0.5 if even, 1 at its end."""
+    """Return the centre of mass of patch influence in a sequence: 0 at its start, 0.5 if even, 1 at its end."""
     return float((np.arange(len(strength_N)) * strength_N).sum() / ((len(strength_N) - 1) * strength_N.sum()))
 
 
 @torch.no_grad()
-def influence(model: AnyModel, layer: int) -> Tensor:
-    """Return whether changing a patch changes a layer's output at each position: boolean (changed patch, position)."""
+def influence_matrix(model: AnyModel, layer: int) -> Tensor:
+    """Return whether a change of each patch changes a layer's output at each position: boolean (patch, position)."""
     config = model.config
     grid = config.grid or config.resolution
     patch = [side // count for side, count in zip(config.resolution, grid, strict=True)]
-    # Two grey levels that differ in the palette of a pixel model, too.
+    # Two grey levels that a model of palette colours distinguishes, too.
     base = torch.full((1, config.channels, *config.resolution), -0.9, dtype=next(model.parameters()).dtype)
-    before = look(model, base, [layer], attention=False).steps[f"blocks.{layer}"]
-    moved = []
+    output_before = look(model, base, [layer], attention=False).steps[f"blocks.{layer}"]
+    influences = []
     for row in range(0, config.resolution[0], patch[0]):
         for column in range(0, config.resolution[1], patch[1]):
             changed = base.clone()
             changed[..., row : row + patch[0], column : column + patch[1]] = 0.9
-            after = look(model, changed, [layer], attention=False).steps[f"blocks.{layer}"]
-            moved.append((after - before)[0, config.prefix :].abs().amax(-1) > 0)
-    return torch.stack(moved)
+            output_after = look(model, changed, [layer], attention=False).steps[f"blocks.{layer}"]
+            influences.append((output_after - output_before)[0, config.prefix :].abs().amax(-1) > 0)
+    return torch.stack(influences)
