@@ -1,4 +1,4 @@
-"""Scores, labels by name, and the commands evaluate and predict."""
+"""Scores, matching of classes, and the commands `evaluate` and `predict`."""
 
 import dataclasses
 import json
@@ -27,20 +27,20 @@ def test_scores_equal_scikit_learn():
     probabilities = rng.dirichlet(np.ones(8), 500)
     labels = rng.integers(0, 8, 500)
     labels[:200] = probabilities[:200].argmax(1)
-    found = score_classes(probabilities, labels, tuple("abcdefgh"))
-    answers = probabilities.argmax(1)
-    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, answers))
-    assert found["top5"] == pytest.approx(metrics.top_k_accuracy_score(labels, probabilities, k=5))
-    assert found["negative_log_likelihood"] == pytest.approx(metrics.log_loss(labels, probabilities))
-    np.testing.assert_array_equal(found["confusion"], metrics.confusion_matrix(labels, answers))
-    recall = metrics.recall_score(labels, answers, average=None)
-    assert [row["accuracy"] for row in found["per_class"]] == pytest.approx(recall)
+    scores = score_classes(probabilities, labels, tuple("abcdefgh"))
+    predicted = probabilities.argmax(1)
+    assert scores["accuracy"] == pytest.approx(metrics.accuracy_score(labels, predicted))
+    assert scores["top5"] == pytest.approx(metrics.top_k_accuracy_score(labels, probabilities, k=5))
+    assert scores["negative_log_likelihood"] == pytest.approx(metrics.log_loss(labels, probabilities))
+    np.testing.assert_array_equal(scores["confusion"], metrics.confusion_matrix(labels, predicted))
+    recall = metrics.recall_score(labels, predicted, average=None)
+    assert [row["accuracy"] for row in scores["per_class"]] == pytest.approx(recall)
 
 
 def test_top5_breaks_ties_by_class_order_and_missing_class_has_no_accuracy():
-    found = score_classes(np.full((4, 6), 1 / 6), np.array([0, 1, 4, 5]), tuple("abcdef"))
-    assert (found["accuracy"], found["top5"]) == (0.25, 0.75)
-    assert found["per_class"][2] == {"label": "c", "count": 0, "right": 0, "accuracy": None, "interval": None}
+    scores = score_classes(np.full((4, 6), 1 / 6), np.array([0, 1, 4, 5]), tuple("abcdef"))
+    assert (scores["accuracy"], scores["top5"]) == (0.25, 0.75)
+    assert scores["per_class"][2] == {"label": "c", "count": 0, "right": 0, "accuracy": None, "interval": None}
 
 
 def test_wilson_interval_equals_published_values():
@@ -50,23 +50,25 @@ def test_wilson_interval_equals_published_values():
 
 
 def test_calibration_error_of_simple_cases():
-    sure = np.repeat([0.95, 0.55], 100)
-    assert calibration_error(sure, np.arange(200) % 100 < np.where(sure > 0.9, 95, 55)) == pytest.approx(0, abs=1e-9)
+    confidence = np.repeat([0.95, 0.55], 100)
+    assert calibration_error(confidence, np.arange(200) % 100 < np.where(confidence > 0.9, 95, 55)) == pytest.approx(
+        0, abs=1e-9
+    )
     assert calibration_error(np.full(10, 1.0), np.arange(10) < 5) == pytest.approx(0.5)
 
 
 def test_classes_are_matched_by_name_otherwise_by_number():
-    place, how = match_labels(("cat", "dog", "emu"), 3, ("dog", "cat"))
-    assert (place.tolist(), how) == ([1, 0], "by name")
-    place, how = match_labels(None, 1000, ("001", "7"))
-    assert (place.tolist(), how) == ([1, 7], "as class numbers")
-    place, how = match_labels(("tench", "goldfish"), 2, ("0", "1"))
-    assert how == "as class numbers"
-    place, how = match_labels(("1", "0"), 2, ("0", "1"))
-    assert (place.tolist(), how) == ([1, 0], "by name")
-    for ours, theirs in ((("cat",), ("cat", "eel")), (None, ("cat",)), (None, ("7",))):
+    indices, matching = match_labels(("cat", "dog", "emu"), 3, ("dog", "cat"))
+    assert (indices.tolist(), matching) == ([1, 0], "by name")
+    indices, matching = match_labels(None, 1000, ("001", "7"))
+    assert (indices.tolist(), matching) == ([1, 7], "as class numbers")
+    indices, matching = match_labels(("tench", "goldfish"), 2, ("0", "1"))
+    assert matching == "as class numbers"
+    indices, matching = match_labels(("1", "0"), 2, ("0", "1"))
+    assert (indices.tolist(), matching) == ([1, 0], "by name")
+    for model_labels, data_labels in ((("cat",), ("cat", "eel")), (None, ("cat",)), (None, ("7",))):
         with pytest.raises(UsageError, match="Classes of the data"):
-            match_labels(ours, 1 if ours else 5, theirs)
+            match_labels(model_labels, 1 if model_labels else 5, data_labels)
 
 
 def test_ranks_together_predict_every_image_once():
@@ -74,15 +76,15 @@ def test_ranks_together_predict_every_image_once():
         model=vitrail.create("ViT-Pico/2"), preprocess=vitrail.Preprocess(resolution=8, mean=(0.5,), std=(0.5,))
     )
     split = open_data("digits").splits["test"]
-    whole = predict_split(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False))
-    parts = [
+    single = predict_split(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False))
+    rank_predictions = [
         predict_split(bundle.model, Loader(split, bundle.preprocess, batch=50, shuffle=False, rank=rank, ranks=3))
         for rank in range(3)
     ]
-    joined = SplitPredictions.join(parts)
+    joined = SplitPredictions.join(rank_predictions)
     np.testing.assert_array_equal(joined.indices, np.arange(360))
-    np.testing.assert_array_equal(joined.labels, whole.labels)
-    np.testing.assert_allclose(joined.probabilities, whole.probabilities, atol=1e-6)
+    np.testing.assert_array_equal(joined.labels, single.labels)
+    np.testing.assert_allclose(joined.probabilities, single.probabilities, atol=1e-6)
 
 
 @pytest.fixture
@@ -95,12 +97,14 @@ def images(tmp_path):
 
 
 def test_predict_accepts_files_and_folders(call, images):
-    done = call("predict", FIXTURE, images, "--json", "--top-k", "2")
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    result = call("predict", FIXTURE, images, "--json", "--top-k", "2")
+    assert result.returncode == 0, result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert [row["file"] for row in rows] == [str(images / name) for name in ("a.png", "b.png", "more/c.png")]
     expected = vitrail.Classifier(FIXTURE).predict([images / "b.png"], top_k=2)[0]
-    assert [one["label"] for one in rows[1]["predictions"]] == [one["label"] for one in expected]
+    assert [prediction["label"] for prediction in rows[1]["predictions"]] == [
+        prediction["label"] for prediction in expected
+    ]
     assert rows[1]["predictions"][0]["score"] == pytest.approx(expected[0]["score"], abs=1e-6)
     table = call("predict", FIXTURE, images / "a.png").stdout
     assert "a.png" in table
@@ -109,9 +113,9 @@ def test_predict_accepts_files_and_folders(call, images):
 
 def test_predict_reports_unreadable_image_and_continues(call, images):
     (images / "b.png").write_bytes(b"not a picture")
-    done = call("predict", FIXTURE, images, "--json")
-    assert done.returncode == 1
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    result = call("predict", FIXTURE, images, "--json")
+    assert result.returncode == 1
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert ["error" in row for row in rows] == [False, True, False]
     assert "b.png" in rows[1]["error"]
     assert "error" in call("predict", FIXTURE, images).stdout
@@ -119,7 +123,7 @@ def test_predict_reports_unreadable_image_and_continues(call, images):
 
 def test_wrong_use_of_predict_evaluate_and_train_gives_one_line_error(images, monkeypatch, capsys):
     monkeypatch.chdir(images)
-    for words in (
+    for arguments in (
         ["predict", FIXTURE, images / "missing.png"],
         ["predict", FIXTURE],
         ["predict", images, images / "a.png"],
@@ -153,24 +157,24 @@ def test_wrong_use_of_predict_evaluate_and_train_gives_one_line_error(images, mo
         ["train", "nothing", "--model", "ViT-Pico/2", "--output", "x"],
         ["train", "digits", "--model", "ViT-B/16", "--output", "x", "--set", "model.resolution=9"],
     ):
-        with pytest.raises(SystemExit) as leaving:
-            main([str(word) for word in words])
-        complaint = capsys.readouterr().err
-        assert leaving.value.code == 2, (words, complaint)
-        assert len(complaint.strip().splitlines()) == 1, complaint
-        assert complaint.startswith("vitrail: ")
+        with pytest.raises(SystemExit) as exit_info:
+            main([str(argument) for argument in arguments])
+        stderr = capsys.readouterr().err
+        assert exit_info.value.code == 2, (arguments, stderr)
+        assert len(stderr.strip().splitlines()) == 1, stderr
+        assert stderr.startswith("vitrail: ")
     assert not (images / "x").exists()
 
 
 def test_note_if_classes_with_different_names_are_matched_by_number(call):
     for flag in ([], ["--json"]):
-        done = call("evaluate", "fashion", "digits", *flag)
-        assert done.returncode == 0
-        assert done.stderr == (
+        result = call("evaluate", "fashion", "digits", *flag)
+        assert result.returncode == 0
+        assert result.stderr == (
             "note: names of classes differ, so they are matched by index: '0' of the data is 'Ankle boot' of the bundle"
             " (to match by name, give the data the bundle's names)\n"
         )
-    assert json.loads(done.stdout)["labels_matched"] == "as class numbers"
+    assert json.loads(result.stdout)["labels_matched"] == "as class numbers"
     assert call("evaluate", "fashion", "fashion-40").stderr == ""
 
 
@@ -180,15 +184,15 @@ def test_class_of_five_thousand_digits_is_a_name():
 
 
 def test_accuracy_of_deit_on_real_photos(shared, tmp_path):
-    """Folder names are class numbers; every seventh photo here (all 500 in slow test_parity.py)."""
+    """Folder names are class numbers. Every seventh photo is evaluated; the slow test_parity.py evaluates all 500."""
     from safetensors.torch import load_file
 
     model = vitrail.create("ViT-Ti/16")
     model.load_state_dict(load_file(shared / "deit-ti16" / "model.safetensors"))
     vitrail.save(vitrail.Bundle(model=model.eval(), preprocess=vitrail.Preprocess()), tmp_path / "deit")
     photos = sorted((shared / "imagenet-val-500").rglob("*.JPEG"))[::7]
-    (tmp_path / "some.csv").write_text("\n".join(f"{path},{int(path.parent.name)}" for path in photos))
-    scores = json.loads(run("evaluate", tmp_path / "deit", tmp_path / "some.csv", "--json").stdout)
+    (tmp_path / "photos.csv").write_text("\n".join(f"{path},{int(path.parent.name)}" for path in photos))
+    scores = json.loads(run("evaluate", tmp_path / "deit", tmp_path / "photos.csv", "--json").stdout)
     assert scores["labels_matched"] == "as class numbers"
     assert scores["count"] == len(photos)
     assert 0.6 < scores["accuracy"] < 0.85
@@ -197,7 +201,7 @@ def test_accuracy_of_deit_on_real_photos(shared, tmp_path):
 
 @pytest.fixture(scope="module")
 def unsplit(tmp_path_factory):
-    """Images of noise in class folders without splits, and a run that was trained on them with seed 3."""
+    """Noise images in class folders without splits, and a run that was trained on them with seed 3."""
     folder = tmp_path_factory.mktemp("unsplit")
     rng = np.random.default_rng(0)
     for label in ("cat", "dog"):
@@ -211,27 +215,27 @@ def unsplit(tmp_path_factory):
 
 def test_evaluate_on_training_data_uses_held_out_images(call, unsplit):
     photos, run_folder = unsplit
-    done = call("evaluate", run_folder / "bundle", photos, "--json")
-    scores, result = json.loads(done.stdout), vitrail.load(run_folder / "bundle").provenance["scores"]
+    result = call("evaluate", run_folder / "bundle", photos, "--json")
+    scores, training_scores = json.loads(result.stdout), vitrail.load(run_folder / "bundle").provenance["scores"]
     assert (scores["split"], scores["count"], scores["trained_on"]) == ("held-out", 10, False)
-    assert scores["ece"] == pytest.approx(result["ece"], abs=1e-6)
+    assert scores["ece"] == pytest.approx(training_scores["ece"], abs=1e-6)
     (note,) = scores["notes"]
     assert "only the 10 images held out are evaluated (--split all: every image)" in note
-    assert done.stderr == f"note: {note}\n"
-    done = call("evaluate", run_folder / "bundle", photos, "--json", "--split", "held-out")
-    assert (json.loads(done.stdout)["count"], done.stderr) == (10, "")
+    assert result.stderr == f"note: {note}\n"
+    result = call("evaluate", run_folder / "bundle", photos, "--json", "--split", "held-out")
+    assert (json.loads(result.stdout)["count"], result.stderr) == (10, "")
 
 
 def test_evaluate_on_training_images_gives_note(call, unsplit):
     photos, run_folder = unsplit
-    done = call("evaluate", run_folder / "bundle", photos, "--json", "--split", "all")
-    scores = json.loads(done.stdout)
+    result = call("evaluate", run_folder / "bundle", photos, "--json", "--split", "all")
+    scores = json.loads(result.stdout)
     assert (scores["split"], scores["count"], scores["trained_on"]) == ("all", 40, True)
-    assert done.stderr.startswith("note: the bundle was trained on these images")
-    assert len(done.stderr.splitlines()) == 1
-    found = vitrail.evaluate(run_folder / "bundle", photos, "all")
-    assert found.trained_on
-    assert repr(found).endswith(", training images)")
+    assert result.stderr.startswith("note: the bundle was trained on these images")
+    assert len(result.stderr.splitlines()) == 1
+    evaluation = vitrail.evaluate(run_folder / "bundle", photos, "all")
+    assert evaluation.trained_on
+    assert repr(evaluation).endswith(", training images)")
     assert not vitrail.evaluate(run_folder / "bundle", photos).trained_on
 
 
@@ -240,13 +244,18 @@ def test_evaluate_recognises_copied_and_changed_training_data(unsplit, tmp_path)
     shutil.copytree(photos, tmp_path / "copy")
     assert vitrail.evaluate(run_folder / "bundle", tmp_path / "copy").split == "held-out"
     (tmp_path / "copy" / "cat" / "0.png").unlink()
-    found = vitrail.evaluate(run_folder / "bundle", tmp_path / "copy")
-    assert (found.split, found.count, found.trained_on, found.scores["notes"]) == ("all", 39, False, [])
-    # The same folder, one photo fewer: these are still training images for the most part.
-    changed = dataclasses.replace(
+    evaluation = vitrail.evaluate(run_folder / "bundle", tmp_path / "copy")
+    assert (evaluation.split, evaluation.count, evaluation.trained_on, evaluation.scores["notes"]) == (
+        "all",
+        39,
+        False,
+        [],
+    )
+    # The same folder with one photo fewer: most images are still training images.
+    bundle = dataclasses.replace(
         vitrail.load(run_folder / "bundle"), provenance={"data": f"{tmp_path / 'copy'}: 36 training images"}
     )
-    (note,) = vitrail.evaluate(changed, tmp_path / "copy").scores["notes"]
+    (note,) = vitrail.evaluate(bundle, tmp_path / "copy").scores["notes"]
     assert "as it was before: some of these images may be training images" in note
     with pytest.raises(UsageError, match="Split held-out must come with the data"):
         vitrail.evaluate(run_folder / "bundle", tmp_path / "copy", "held-out")
@@ -259,11 +268,11 @@ def test_evaluate_on_train_folder_gives_note(unsplit, tmp_path):
     for image in (tmp_path / "photos" / "val").glob("*/1*.png"):
         image.unlink()
     vitrail.train(tmp_path / "photos", "ViT-Pico/2", steps=1, output=tmp_path / "run")
-    found = vitrail.evaluate(tmp_path / "run" / "bundle", tmp_path / "photos" / "train")
-    assert (found.split, found.trained_on) == ("all", True)
-    assert found.scores["notes"][0].startswith("the bundle was trained on these images")
-    found = vitrail.evaluate(tmp_path / "run" / "bundle", tmp_path / "photos" / "val")
-    assert (found.split, found.trained_on, found.scores["notes"]) == ("all", False, [])
+    evaluation = vitrail.evaluate(tmp_path / "run" / "bundle", tmp_path / "photos" / "train")
+    assert (evaluation.split, evaluation.trained_on) == ("all", True)
+    assert evaluation.scores["notes"][0].startswith("the bundle was trained on these images")
+    evaluation = vitrail.evaluate(tmp_path / "run" / "bundle", tmp_path / "photos" / "val")
+    assert (evaluation.split, evaluation.trained_on, evaluation.scores["notes"]) == ("all", False, [])
 
 
 def test_evaluate_without_stored_holdout_gives_note(unsplit):
@@ -271,33 +280,38 @@ def test_evaluate_without_stored_holdout_gives_note(unsplit):
     bundle = vitrail.load(run_folder / "bundle")
     for holdout in ({}, {"holdout": 0.0}, {"holdout": "most"}):
         provenance = {name: value for name, value in bundle.provenance.items() if name != "holdout"} | holdout
-        found = vitrail.evaluate(dataclasses.replace(bundle, provenance=provenance), photos)
-        assert (found.split, found.count, found.trained_on) == ("all", 40, True)
-        assert found.scores["notes"][0].startswith("the bundle was trained on these images")
+        evaluation = vitrail.evaluate(dataclasses.replace(bundle, provenance=provenance), photos)
+        assert (evaluation.split, evaluation.count, evaluation.trained_on) == ("all", 40, True)
+        assert evaluation.scores["notes"][0].startswith("the bundle was trained on these images")
 
 
 def test_feature_protocols_use_images_held_out_of_training(unsplit):
     photos, run_folder = unsplit
     bundle = run_folder / "bundle"
-    found = vitrail.evaluate(bundle, photos, protocol="knn")
-    assert (found.split, found.count, found.trained_on, found.scores["train_count"]) == ("held-out", 10, False, 30)
-    assert "only the 10 images held out are evaluated" in found.scores["notes"][0]
-    found = vitrail.evaluate(bundle, photos, protocol="probe", seed=0, penalty=1.0)
-    assert (found.split, found.count, found.trained_on) == ("held-out", 4, True)
-    assert found.scores["notes"][0].startswith("the bundle was trained on these images")
-    found = vitrail.evaluate("fashion", photos, protocol="knn")
-    assert (found.count, found.trained_on, found.scores["notes"]) == (4, False, [])
+    evaluation = vitrail.evaluate(bundle, photos, protocol="knn")
+    assert (evaluation.split, evaluation.count, evaluation.trained_on, evaluation.scores["train_count"]) == (
+        "held-out",
+        10,
+        False,
+        30,
+    )
+    assert "only the 10 images held out are evaluated" in evaluation.scores["notes"][0]
+    evaluation = vitrail.evaluate(bundle, photos, protocol="probe", seed=0, penalty=1.0)
+    assert (evaluation.split, evaluation.count, evaluation.trained_on) == ("held-out", 4, True)
+    assert evaluation.scores["notes"][0].startswith("the bundle was trained on these images")
+    evaluation = vitrail.evaluate("fashion", photos, protocol="knn")
+    assert (evaluation.count, evaluation.trained_on, evaluation.scores["notes"]) == (4, False, [])
 
 
 def test_against_uses_same_images_and_names_bundle_trained_on_them(call, unsplit, tmp_path):
     photos, run_folder = unsplit
     vitrail.train(photos, "ViT-Pico/2", steps=1, seed=4, output=tmp_path / "other")
-    done = call("evaluate", run_folder / "bundle", photos, "--json", "--against", tmp_path / "other" / "bundle")
-    scores = json.loads(done.stdout)
+    result = call("evaluate", run_folder / "bundle", photos, "--json", "--against", tmp_path / "other" / "bundle")
+    scores = json.loads(result.stdout)
     assert (scores["split"], scores["count"], scores["trained_on"]) == ("held-out", 10, False)
     assert [f"{tmp_path / 'other' / 'bundle'} was trained on these images" in note for note in scores["notes"]] == [
         False,
         True,
     ]
-    done = call("evaluate", run_folder / "bundle", photos, "--json", "--against", run_folder / "bundle")
-    assert len(json.loads(done.stdout)["notes"]) == 1
+    result = call("evaluate", run_folder / "bundle", photos, "--json", "--against", run_folder / "bundle")
+    assert len(json.loads(result.stdout)["notes"]) == 1

@@ -170,11 +170,11 @@ def verify_pairs(
     More than 128 people are resampled in 128 random groups. There are no intervals for two people or without
     `intervals`.
 
-    Raises UsageError if there is no genuine pair or no impostor pair.
+    Raises UsageError without genuine pairs or without impostor pairs.
     """
     genuine, lowest_genuine = _collect_genuine(blocks, people)
     if not len(genuine.scores):
-        raise UsageError("Data must have a person with two images, got one image of each: nothing to verify.")
+        raise UsageError("Data must have a person with two images, got one image of each person.")
     thresholds = np.union1d(genuine.scores, np.asarray(also, np.float32)).astype(np.float32)
     person_count = int(people.max()) + 1
     has_intervals = intervals and person_count >= MIN_PEOPLE
@@ -182,7 +182,7 @@ def verify_pairs(
     impostors = _count_impostors(blocks, people, thresholds, units)
     impostor_count = int(impostors.passed.sum())
     if not impostor_count:
-        raise UsageError("Data must have two people at least, got one: nobody to tell apart.")
+        raise UsageError("Data must have at least two people, got one.")
     genuine_count = len(genuine.scores)
     rejected = np.searchsorted(np.sort(genuine.scores), thresholds, side="left")
     curve = RocCurve(
