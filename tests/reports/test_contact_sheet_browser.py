@@ -1,4 +1,4 @@
-"""Contact sheets, pages of mistakes and the page of runs in a real browser: both languages, narrow and dark."""
+"""Contact sheets, pages of mistakes and the page of `runs` in a real browser: both languages, narrow and dark."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ EVIL = '<img src=x onerror="document.title=1">'
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """A folder with a contact sheet of several pages, a page of mistakes and one of runs."""
+    """Return a folder with a contact sheet of several pages, pages of mistakes and a page of runs."""
     from vitrail.cli import main
 
     folder = tmp_path_factory.mktemp("pages")
@@ -21,7 +21,7 @@ def pages(tmp_path_factory):
         folder / "wrong.npz", images=clothes.splits["test"].images, labels=names[::-1][clothes.splits["test"].labels]
     )
     for name, family in ((EVIL, "vit"), ("ResNet-Pico", "resnet")):
-        make_run(folder / "runs" / family, name.replace('"', "'"), family, right=250 if family == "vit" else 300)
+        make_run(folder / "runs" / family, name.replace('"', "'"), family, correct=250 if family == "vit" else 300)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitrail.reports.contact_sheet.IMAGES_PER_PAGE", 15)
         patch.setattr("vitrail.reports.contact_sheet._PREVIEWS_PER_GROUP", 2)
@@ -33,10 +33,10 @@ def pages(tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, pages):
-    """Opens a page; anything that a browser complains about, and any request to the outside, fails the test."""
+    """Return a function that opens a page. The test fails on console messages, page errors and network requests."""
     complaints, contexts = [], []
 
-    def show(name, width=1280, scheme="light"):
+    def open_page(name, width=1280, scheme="light"):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
@@ -48,7 +48,7 @@ def opened(browser, pages):
         page.goto((pages / name / "index.html").as_uri())
         return page
 
-    yield show
+    yield open_page
     for context in contexts:
         context.close()
     assert not complaints
@@ -56,14 +56,14 @@ def opened(browser, pages):
 
 @pytest.mark.parametrize("name", ["sheet", "mistakes", "compared"])
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_nothing_sticks_out(opened, name, width, scheme):
+def test_page_fits_the_window(opened, name, width, scheme):
     page = opened(name, width, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    wide = "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth)"
-    assert page.evaluate(f"{wide}.map((one) => one.textContent)") == []
+    wide = "[...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth)"
+    assert page.evaluate(f"{wide}.map((box) => box.textContent)") == []
 
 
-def test_a_narrow_screen_shows_each_row_of_a_table_as_a_list(opened):
+def test_narrow_screen_shows_table_rows_as_lists(opened):
     wide, narrow = opened("compared").locator("table").first, opened("compared", 390).locator("table").first
     assert wide.locator("th").first.is_visible()
     assert not wide.locator(".column-name").first.is_visible()
@@ -74,7 +74,7 @@ def test_a_narrow_screen_shows_each_row_of_a_table_as_a_list(opened):
     assert cells.nth(1).inner_text().split() == ["accuracy", "75.0%"]
 
 
-def test_a_contact_sheet_leads_to_all_images_of_an_answer_in_both_languages(opened):
+def test_contact_sheet_links_all_images_of_a_class_and_keeps_the_language(opened):
     page = opened("sheet")
     assert page.locator("img").count() == 20
     page.wait_for_function("document.images[0].complete && document.images[0].naturalWidth === 28")
@@ -88,7 +88,7 @@ def test_a_contact_sheet_leads_to_all_images_of_an_answer_in_both_languages(open
     page.wait_for_url("**/index.html#ko")
 
 
-def test_mistakes_come_first_and_go_on(opened):
+def test_pages_of_mistakes_are_linked(opened):
     page = opened("mistakes")
     assert page.locator(".images img").count() == 15
     assert page.locator("text=wrong label?").count() > 0
@@ -99,7 +99,7 @@ def test_mistakes_come_first_and_go_on(opened):
     page.wait_for_url("**/mistakes-3.html")
 
 
-def test_runs_have_curves_over_steps_and_over_seconds(opened):
+def test_page_of_runs_has_curves_over_steps_and_over_time(opened):
     page = opened("compared")
     assert page.locator(".by-step").first.is_visible()
     assert not page.locator(".by-seconds").first.is_visible()

@@ -1,4 +1,4 @@
-"""Answers in files and on pages: --output, --sort and --page of `predict`, --against of `evaluate`, answers.npz."""
+"""Outputs of `predict` and `evaluate`: tables, sorting, contact sheets, pages of mistakes, saved predictions."""
 
 import csv
 import json
@@ -30,12 +30,12 @@ EVIL = ["=cmd|' /C calc'!A0", "+1.png", "-1.png", "@a.png", "\tb.png", "\rc.png"
 EVIL += ["<img src=x onerror=alert(1)>.png", os.fsdecode(b"\xff.png"), "개미.png", "'quoted.png"]
 
 
-def row(file, *scores, labels="abcdefgh"):
-    named = [{"label": label, "score": score} for label, score in zip(labels, scores, strict=False)]
-    return {"file": file, "predictions": named}
+def prediction_row(file, *scores, labels="abcdefgh"):
+    predictions = [{"label": label, "score": score} for label, score in zip(labels, scores, strict=False)]
+    return {"file": file, "predictions": predictions}
 
 
-def failed(file):
+def error_row(file):
     return {"file": file, "error": f"'{file}' cannot be decoded."}
 
 
@@ -48,7 +48,7 @@ def read_csv(path):
 # The paired test
 
 
-def test_the_paired_test_equals_scipys():
+def test_sign_test_equals_scipy():
     from scipy.stats import binomtest
 
     pairs = [(b, c) for b in range(14) for c in range(14)] + [(318, 300), (5, 60), (0, 900), (4000, 4400)]
@@ -59,19 +59,19 @@ def test_the_paired_test_equals_scipys():
         assert sign_test(c, b) == sign_test(b, c)
 
 
-def test_a_comparison_is_a_sentence():
+def test_comparison_sentence():
     paired = PairedComparison(318, 300, 836, 2000)
-    said = "ViT 57.7 %, ResNet 56.8 %: cannot tell, 318 against 300 of 2,000, p = 0.49"
-    assert paired.sentence("ViT", "ResNet") == said
+    sentence = "ViT 57.7 %, ResNet 56.8 %: cannot tell, 318 against 300 of 2,000, p = 0.49"
+    assert paired.sentence("ViT", "ResNet") == sentence
     better = PairedComparison(30, 60, 10, 200).sentence("ViT", "ResNet")
     assert better == "ViT 20.0 %, ResNet 35.0 %: ResNet is better, 30 against 60 of 200, p = 0.0021"
     assert PairedComparison(30, 60, 10, 200).verdict("ViT", "ResNet", level=0.002) == "cannot tell"
     assert PairedComparison(0, 0, 3, 3).p_value == 1
-    one, other = np.array([1, 1, 0, 0, 1], bool), np.array([1, 0, 1, 0, 0], bool)
-    assert PairedComparison.of(one, other) == (2, 1, 1, 5)
+    first, second = np.array([1, 1, 0, 0, 1], bool), np.array([1, 0, 1, 0, 0], bool)
+    assert PairedComparison.of(first, second) == (2, 1, 1, 5)
 
 
-def test_holm_is_strictest_with_the_smallest():
+def test_holm_levels_are_smallest_for_the_smallest_p_value():
     levels = holm_levels({"a": 0.001, "b": 0.02, "c": 0.04, "d": 0.9})
     assert levels == pytest.approx({"a": 0.0125, "b": 0.05 / 3, "c": 0.05 / 3, "d": 0.05 / 3})
 
@@ -79,66 +79,68 @@ def test_holm_is_strictest_with_the_smallest():
 # Tables
 
 
-def test_a_spreadsheet_computes_nothing_and_loses_nothing(tmp_path):
+def test_csv_has_no_formulas_and_keeps_all_values(tmp_path):
     with open_table(tmp_path / "a.csv", top_k=2) as table:
         for name in EVIL:
-            table.add(row(name, 0.75, 0.1, labels=("=1+1", "b")))
-        table.add(failed("z.png"))
+            table.add(prediction_row(name, 0.75, 0.1, labels=("=1+1", "b")))
+        table.add(error_row("z.png"))
     header, *rows = read_csv(tmp_path / "a.csv")
     assert header == ["file", "label", "score", "label_2", "score_2", "error"]
     assert len(rows) == len(EVIL) + 1
-    assert all(not cell.startswith(("=", "+", "-", "@", "\t", "\r")) for one in rows for cell in one)
-    assert [one[0].removeprefix("'") if EVIL[at][0] in "=+-@\t\r" else one[0] for at, one in enumerate(rows[:-1])] == [
-        name.replace("\udcff", "\\udcff") for name in EVIL
+    assert all(not cell.startswith(("=", "+", "-", "@", "\t", "\r")) for cells in rows for cell in cells)
+    files = [
+        cells[0].removeprefix("'") if name[0] in "=+-@\t\r" else cells[0]
+        for cells, name in zip(rows, EVIL, strict=False)
     ]
+    assert files == [name.replace("\udcff", "\\udcff") for name in EVIL]
     assert rows[0][1:] == ["'=1+1", "0.75", "b", "0.1", ""]
     assert rows[-1] == ["z.png", "", "", "", "", "'z.png' cannot be decoded."]
 
 
-def test_json_lines_and_parquet_hold_the_same(tmp_path):
+def test_json_lines_and_parquet_have_the_same_rows(tmp_path):
     from pyarrow import parquet
 
-    rows = [row(name, 0.75, 0.1) for name in EVIL] + [failed("z.png")]
+    rows = [prediction_row(name, 0.75, 0.1) for name in EVIL] + [error_row("z.png")]
     for ending in ("jsonl", "parquet"):
         with open_table(tmp_path / f"a.{ending}", top_k=2) as table:
-            for one in rows:
-                table.add(one)
+            for entry in rows:
+                table.add(entry)
     assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == rows
-    found = parquet.read_table(tmp_path / "a.parquet")
-    assert found.column_names == ["file", "label", "score", "label_2", "score_2", "error"]
-    assert found["file"].to_pylist()[:-1] == [name.replace("\udcff", "\\udcff") for name in EVIL]
-    assert found.slice(len(EVIL)).to_pylist()[0]["label"] is None
-    assert found["score_2"].to_pylist()[0] == pytest.approx(0.1)
+    table = parquet.read_table(tmp_path / "a.parquet")
+    assert table.column_names == ["file", "label", "score", "label_2", "score_2", "error"]
+    assert table["file"].to_pylist()[:-1] == [name.replace("\udcff", "\\udcff") for name in EVIL]
+    assert table.slice(len(EVIL)).to_pylist()[0]["label"] is None
+    assert table["score_2"].to_pylist()[0] == pytest.approx(0.1)
 
 
-def write_many(path, count, sort=None, force=False):
-    rows = (row(f"images/{number**7}.png", 1 / (number + 1), 0.1, 1e-9 * number) for number in range(count))
+def write_rows(path, count, sort=None, force=False):
+    rows = (prediction_row(f"images/{number**7}.png", 1 / (number + 1), 0.1, 1e-9 * number) for number in range(count))
     with open_table(path, top_k=3, force=force) as table:
         if sort is None:
-            for one in rows:
-                table.add(one)
+            for entry in rows:
+                table.add(entry)
             return
         with sort_rows(rows, sort, path.parent) as ordered:
-            for one in ordered:
-                table.add(one)
+            for entry in ordered:
+                table.add(entry)
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
-def test_a_full_disk_leaves_no_file(tmp_path, ending):
+def test_full_disk_keeps_the_previous_file(tmp_path, ending):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     path = tmp_path / f"a.{ending}"
     path.write_text("what was there")
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
     try:
         with pytest.raises(VitrailError, match=r"failed \(.*\); the previous content is unchanged"):
-            write_many(path, 40_000, force=True)
+            write_rows(path, 40_000, force=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert path.read_text() == "what was there"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_other_endings_and_a_missing_package_are_refused(tmp_path, monkeypatch):
+def test_other_suffixes_and_a_missing_package_are_errors(tmp_path, monkeypatch):
     for name in ("a.xlsx", "answers", "a.npz", "."):
         with pytest.raises(UsageError, match=r"must be a file that ends in \.csv, \.jsonl, \.parquet, got"):
             check_table(tmp_path / name, force=False)
@@ -151,28 +153,28 @@ def test_other_endings_and_a_missing_package_are_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("ending", "sort"), [("csv", None), ("jsonl", None), ("csv", "uncertain")])
-def test_rows_are_not_kept_in_memory(tmp_path, ending, sort):
+def test_writing_rows_uses_constant_memory(tmp_path, ending, sort):
     peaks = []
     for count in (1000, 6000):
         tracemalloc.start()
-        write_many(tmp_path / f"{count}.{ending}", count, sort)
+        write_rows(tmp_path / f"{count}.{ending}", count, sort)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] - peaks[0] < 5000 * 40  # a row of three answers is 600 bytes
+    assert peaks[1] - peaks[0] < 5000 * 40  # a row with three classes is 600 bytes
 
 
-def test_parquet_is_written_piece_by_piece(tmp_path, monkeypatch):
+def test_parquet_is_written_in_row_groups(tmp_path, monkeypatch):
     from pyarrow import parquet
 
     monkeypatch.setattr(ParquetTable, "_BATCH_ROWS", 100)
-    write_many(tmp_path / "a.parquet", 950)
-    found = parquet.ParquetFile(tmp_path / "a.parquet")
-    assert (found.num_row_groups, found.metadata.num_rows) == (10, 950)
+    write_rows(tmp_path / "a.parquet", 950)
+    file = parquet.ParquetFile(tmp_path / "a.parquet")
+    assert (file.num_row_groups, file.metadata.num_rows) == (10, 950)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ending", "sort"), [("csv", ""), ("jsonl", ""), ("parquet", ""), ("csv", "uncertain")])
-def test_a_million_rows_take_as_much_memory_as_a_hundred_thousand(tmp_path, ending, sort):
+def test_million_rows_use_hardly_more_memory_than_a_hundred_thousand(tmp_path, ending, sort):
     script = (
         "import resource, sys\nfrom pathlib import Path\n"
         "from vitrail.evaluation.predictions.prediction_tables import open_table\n"
@@ -191,16 +193,22 @@ def test_a_million_rows_take_as_much_memory_as_a_hundred_thousand(tmp_path, endi
     )
     peaks = []
     for count in (100_000, 1_000_000):
-        words = [sys.executable, "-c", script, str(count), str(tmp_path / f"{count}.{ending}"), sort]
-        peaks.append(1024 * int(subprocess.run(words, capture_output=True, text=True, check=True).stdout))
-    assert peaks[1] - peaks[0] < 900_000 * (28 if sort else 0) + 12e6  # a score, a place and an order each
+        command = [sys.executable, "-c", script, str(count), str(tmp_path / f"{count}.{ending}"), sort]
+        peaks.append(1024 * int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    assert peaks[1] - peaks[0] < 900_000 * (28 if sort else 0) + 12e6  # score, offset and order of each row
 
 
-def test_an_order_keeps_ties_and_puts_errors_last():
-    rows = [row("a", 0.5), failed("b"), row("c", 0.9), row("d", 0.2), row("e", 0.5)]
+def test_sorting_is_stable_and_puts_errors_last():
+    rows = [
+        prediction_row("a", 0.5),
+        error_row("b"),
+        prediction_row("c", 0.9),
+        prediction_row("d", 0.2),
+        prediction_row("e", 0.5),
+    ]
     for by, expected in (("uncertain", "daecb"), ("confident", "caedb")):
         with sort_rows(rows, by) as ordered:
-            assert "".join(one["file"] for one in ordered) == expected
+            assert "".join(entry["file"] for entry in ordered) == expected
 
 
 # predict
@@ -208,7 +216,7 @@ def test_an_order_keeps_ties_and_puts_errors_last():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Images with names that are no good, one of them damaged."""
+    """Return a folder of images with hostile names, one of them corrupt."""
     folder = tmp_path_factory.mktemp("evil")
     for index, name in enumerate(EVIL):
         pixels = np.random.default_rng(index).integers(0, 256, (9, 9), dtype=np.uint8)
@@ -217,7 +225,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_predict_writes_what_it_would_print(call, folder, tmp_path):
+def test_predict_writes_the_rows_that_it_prints(call, folder, tmp_path):
     printed = call("predict", FIXTURE, folder, "--json", "--top-k", "2")
     lines = [json.loads(line) for line in printed.stdout.splitlines()]
     for ending in ("csv", "jsonl", "parquet"):
@@ -228,10 +236,10 @@ def test_predict_writes_what_it_would_print(call, folder, tmp_path):
     assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == lines
     rows = read_csv(tmp_path / "a.csv")[1:]
     assert len(rows) == len(lines)
-    assert [one[1] for one in rows] == [
+    assert [cells[1] for cells in rows] == [
         line["predictions"][0]["label"] if "error" not in line else "" for line in lines
     ]
-    assert ["cannot be decoded" in one[-1] for one in rows].count(True) == 1
+    assert ["cannot be decoded" in cells[-1] for cells in rows].count(True) == 1
     again = call("predict", FIXTURE, folder, "--output", tmp_path / "a.csv")
     assert (again.returncode, len(again.stderr.splitlines())) == (2, 1)
     assert call("predict", FIXTURE, folder, "--output", tmp_path / "a.csv", "--force").returncode == 1
@@ -245,7 +253,7 @@ def test_predict_sorts_by_certainty(call, tmp_path):
         assert len(scores) == 40
 
 
-def test_predict_takes_every_form_of_data(call, tmp_path):
+def test_predict_reads_every_form_of_data(call, tmp_path):
     pixels = open_data("fashion-40").splits["test"].images
     np.savez(tmp_path / "bare.npz", images=pixels[:5])
     np.savez(tmp_path / "split.npz", train_images=pixels[:4], train_labels=np.arange(4), test_images=pixels[4:7],
@@ -255,46 +263,46 @@ def test_predict_takes_every_form_of_data(call, tmp_path):
     expected = {"bare.npz": ("all", 5), "split.npz": ("test", 3)}
     for name, (split, count) in expected.items():
         lines = call("predict", "fashion", tmp_path / name, "--json", "--top-k", "1").stdout.splitlines()
-        assert [json.loads(line)["file"] for line in lines] == [f"{split} image {at}" for at in range(count)]
+        assert [json.loads(line)["file"] for line in lines] == [f"{split} image {index}" for index in range(count)]
     lines = call("predict", "fashion", tmp_path / "split.npz", "--split", "train", "--json").stdout.splitlines()
     assert len(lines) == 4
     assert json.loads(call("predict", "fashion", tmp_path / "list.csv", "--json").stdout)["file"] == str(
         tmp_path / "a.png"
     )
-    for words in (
+    for arguments in (
         [tmp_path / "split.npz", tmp_path / "a.png"],
         [tmp_path / "a.png", "--split", "test"],
         [tmp_path / "split.npz", "--split", "val"],
         ["fashion-40", "--output", tmp_path / "a.xlsx"],
         ["fashion-40", "--page", tmp_path],
     ):
-        done = call("predict", "fashion", *words)
+        done = call("predict", "fashion", *arguments)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
 
 
-def test_a_path_comes_before_a_built_in_name(tmp_path, monkeypatch):
+def test_path_takes_precedence_over_a_built_in_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len(open_named_split(["digits"])) == 360
     (tmp_path / "digits").mkdir()
     assert open_named_split(["digits"]) is None
 
 
-def test_a_contact_sheet_shows_every_image_by_its_answer(call, folder, tmp_path):
+def test_contact_sheet_has_every_image_by_predicted_class(call, folder, tmp_path):
     done = call("predict", FIXTURE, folder, "--page", tmp_path / "sheet", "--output", tmp_path / "a.jsonl")
     assert done.returncode == 1
     lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-    answers = {line["predictions"][0]["label"] for line in lines if "predictions" in line}
+    labels = {line["predictions"][0]["label"] for line in lines if "predictions" in line}
     pages = {path.name: path.read_text() for path in (tmp_path / "sheet").glob("*.html")}
-    assert set(pages) == {"index.html", "unread-1.html", *(f"answer-{n}-1.html" for n in range(1, len(answers) + 1))}
-    shown = sum(text.count("<img ") for name, text in pages.items() if name != "index.html")
-    assert shown == len(lines) - 1
+    assert set(pages) == {"index.html", "unread-1.html", *(f"answer-{n}-1.html" for n in range(1, len(labels) + 1))}
+    image_count = sum(text.count("<img ") for name, text in pages.items() if name != "index.html")
+    assert image_count == len(lines) - 1
     assert "cannot be decoded" in pages["unread-1.html"]
     # The same numbers as in the terminal.
     assert f"1 of {len(lines)} images could not be classified" in done.stderr
     numbers = re.findall(r'<b>([\d,]+)</b><span class="en" lang="en">(.*?)</span>', pages["index.html"])
     assert numbers == [
         (str(len(lines)), "images"),
-        (str(len(answers)), "predicted classes"),
+        (str(len(labels)), "predicted classes"),
         ("1", "could not be classified"),
     ]
     for text in pages.values():
@@ -303,7 +311,7 @@ def test_a_contact_sheet_shows_every_image_by_its_answer(call, folder, tmp_path)
         assert "https:" not in text
 
 
-def test_a_gallery_has_pages(call, tmp_path, monkeypatch):
+def test_large_group_of_a_contact_sheet_has_several_pages(call, tmp_path, monkeypatch):
     monkeypatch.setattr("vitrail.reports.contact_sheet.IMAGES_PER_PAGE", 3)
     assert call("predict", "fashion", "fashion-40", "--page", tmp_path / "sheet").returncode == 0
     names = sorted(path.name for path in (tmp_path / "sheet").glob("answer-1-*.html"))
@@ -318,21 +326,21 @@ def test_a_gallery_has_pages(call, tmp_path, monkeypatch):
 # evaluate
 
 
-def test_evaluate_keeps_answers_and_truth(call, tmp_path):
+def test_evaluate_writes_predictions_and_truth(call, tmp_path):
     done = call("evaluate", "fashion", "fashion-40", "--output", tmp_path / "a.csv", "--json")
     scores = json.loads(done.stdout)
     header, *rows = read_csv(tmp_path / "a.csv")
     assert header[:4] == ["file", "truth", "label", "score"]
     assert len(rows) == 40
-    assert sum(one[1] == one[2] for one in rows) / 40 == scores["accuracy"] == 0.975
+    assert sum(cells[1] == cells[2] for cells in rows) / 40 == scores["accuracy"] == 0.975
     assert call("evaluate", "fashion", "fashion-40", "--output", tmp_path / "a.npz").returncode == 0
-    kept = SavedPredictions.read(tmp_path / "a.npz")
-    assert (kept.right.mean(), kept.data, kept.split, len(kept)) == (0.975, "fashion-40", "test", 40)
-    assert [kept.labels[said] for said in kept.answers] == [one[2] for one in rows]
-    assert kept.scores == pytest.approx([float(one[3]) for one in rows], rel=1e-5)
+    saved = SavedPredictions.read(tmp_path / "a.npz")
+    assert (saved.right.mean(), saved.data, saved.split, len(saved)) == (0.975, "fashion-40", "test", 40)
+    assert [saved.labels[label] for label in saved.answers] == [cells[2] for cells in rows]
+    assert saved.scores == pytest.approx([float(cells[3]) for cells in rows], rel=1e-5)
 
 
-def test_every_mistake_is_on_the_page(call, tmp_path, monkeypatch):
+def test_every_mistake_is_on_the_pages(call, tmp_path, monkeypatch):
     arrays = open_data("fashion-40").splits["test"]
     names = np.array(open_data("fashion-40").labels)
     np.savez(tmp_path / "wrong.npz", images=arrays.images, labels=names[(arrays.labels + 1) % 10])
@@ -348,24 +356,24 @@ def test_every_mistake_is_on_the_page(call, tmp_path, monkeypatch):
     assert call("evaluate", "fashion", "fashion-40", "--page", tmp_path / "page").returncode == 2
 
 
-def test_labels_that_are_likely_wrong_are_found():
+def test_changed_labels_are_found():
     rng = np.random.default_rng(0)
     truth = rng.integers(0, 4, 2000)
     logits = rng.normal(size=(2000, 4)) + 6 * np.eye(4)[truth]
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    given = truth.copy()
-    given[:50] = (truth[:50] + 1) % 4
-    found = find_doubtful_labels(shares, given)
-    assert found[:50].mean() > 0.5
-    assert found[50:].sum() <= 2
+    labels = truth.copy()
+    labels[:50] = (truth[:50] + 1) % 4
+    is_doubtful = find_doubtful_labels(shares, labels)
+    assert is_doubtful[:50].mean() > 0.5
+    assert is_doubtful[50:].sum() <= 2
     assert not find_doubtful_labels(shares, shares.argmax(1)).any()
 
 
 @pytest.mark.slow
 def test_changed_labels_of_fashion_mnist_are_found():
-    """As docs/evaluate.md states."""
+    """Recall and precision as in docs/evaluate.md."""
     try:
-        found = evaluate_split(ENGINES["torch"].open("fashion"), "fashion-mnist", "test").predictions
+        predictions = evaluate_split(ENGINES["torch"].open("fashion"), "fashion-mnist", "test").predictions
     except UsageError as missing:
         pytest.skip(str(missing))
     for share, recall, precision in ((0.05, 0.86, 0.80), (0.01, 0.84, 0.43)):
@@ -373,75 +381,80 @@ def test_changed_labels_of_fashion_mnist_are_found():
         for seed in range(10):
             rng = np.random.default_rng(seed)
             is_changed = rng.random(10_000) < share
-            given = found.labels.copy()
-            given[is_changed] = (given[is_changed] + rng.integers(1, 10, is_changed.sum())) % 10
-            marked = find_doubtful_labels(found.probabilities, given)
-            both = (marked & is_changed).sum()
-            shares.append([both / is_changed.sum(), both / marked.sum()])
+            labels = predictions.labels.copy()
+            labels[is_changed] = (labels[is_changed] + rng.integers(1, 10, is_changed.sum())) % 10
+            is_doubtful = find_doubtful_labels(predictions.probabilities, labels)
+            hits = (is_doubtful & is_changed).sum()
+            shares.append([hits / is_changed.sum(), hits / is_doubtful.sum()])
         assert np.mean(shares, axis=0) == pytest.approx([recall, precision], abs=0.01)
 
 
-def test_two_models_are_compared_on_the_same_images(call, tmp_path):
-    words = ["evaluate", "fashion", "fashion-40"]
-    assert call(*words, "--output", tmp_path / "a.npz").returncode == 0
+def test_against_compares_models_on_the_same_images(call, tmp_path):
+    command = ["evaluate", "fashion", "fashion-40"]
+    assert call(*command, "--output", tmp_path / "a.npz").returncode == 0
     for other in ("fashion", tmp_path / "a.npz"):
-        found = json.loads(call(*words, "--against", other, "--json").stdout)["against"]
-        assert (found["only_this"], found["only_other"], found["p_value"], found["accuracy"]) == (0, 0, 1.0, 0.975)
-    assert "cannot tell, 0 against 0 of 40, p = 1" in call(*words, "--against", "fashion").stdout
-    for wrong, said in (
+        comparison = json.loads(call(*command, "--against", other, "--json").stdout)["against"]
+        values = [comparison[key] for key in ("only_this", "only_other", "p_value", "accuracy")]
+        assert tuple(values) == (0, 0, 1.0, 0.975)
+    assert "cannot tell, 0 against 0 of 40, p = 1" in call(*command, "--against", "fashion").stdout
+    for arguments, message in (
         (["evaluate", "fashion", "digits", "--against", tmp_path / "a.npz"], "0 in common"),
-        ([*words, "--against", FIXTURE], f"--against {FIXTURE}: "),
-        ([*words, "--against", tmp_path / "missing"], "must be a folder that exists"),
-        ([*words, "--against", tmp_path / "missing.npz"], "must be a file that exists"),
-        ([*words, "--against", "fashion", "--protocol", "knn"], "must come with --protocol classify"),
-        ([*words, "--output", tmp_path / "a.xlsx"], ".csv, .jsonl, .parquet, .npz"),
+        ([*command, "--against", FIXTURE], f"--against {FIXTURE}: "),
+        ([*command, "--against", tmp_path / "missing"], "must be a folder that exists"),
+        ([*command, "--against", tmp_path / "missing.npz"], "must be a file that exists"),
+        ([*command, "--against", "fashion", "--protocol", "knn"], "must come with --protocol classify"),
+        ([*command, "--output", tmp_path / "a.xlsx"], ".csv, .jsonl, .parquet, .npz"),
     ):
-        done = call(*wrong)
+        done = call(*arguments)
         assert done.returncode == 2
-        assert said in done.stderr.splitlines()[-1]
+        assert message in done.stderr.splitlines()[-1]
 
 
-# Answers that are kept
+# Saved predictions
 
 
-def kept_of(images, labels, said, names=("a", "b", "c"), root=""):
+def saved_predictions(images, labels, predicted, names=("a", "b", "c"), root=""):
     split = Split("test", images, np.array(labels))
-    return SavedPredictions.of(Dataset("data", names, {"test": split}, root=root), split, np.arange(len(said)),
-                          np.eye(len(names), dtype=np.float32)[said])  # fmt: skip
+    return SavedPredictions.of(Dataset("data", names, {"test": split}, root=root), split, np.arange(len(predicted)),
+                          np.eye(len(names), dtype=np.float32)[predicted])  # fmt: skip
 
 
-def test_answers_are_matched_by_image_and_not_by_place(tmp_path):
+def test_saved_predictions_are_matched_by_image_not_by_index(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 255, (6, 2, 2, 1), dtype=np.uint8)
-    one = kept_of(pixels, [0, 1, 2, 0, 1, 2], [0, 1, 2, 1, 1, 1])
+    first = saved_predictions(pixels, [0, 1, 2, 0, 1, 2], [0, 1, 2, 1, 1, 1])
     order = np.array([3, 1, 5, 0, 4, 2])
-    other = kept_of(pixels[order], np.array([0, 1, 2, 0, 1, 2])[order], np.array([0, 1, 0, 0, 1, 2])[order])
-    assert one.compare(other) == (1, 2, 3, 6)
-    one.write(tmp_path / "a.npz")
+    other = saved_predictions(pixels[order], np.array([0, 1, 2, 0, 1, 2])[order], np.array([0, 1, 0, 0, 1, 2])[order])
+    assert first.compare(other) == (1, 2, 3, 6)
+    first.write(tmp_path / "a.npz")
     assert SavedPredictions.read(tmp_path / "a.npz").compare(other) == (1, 2, 3, 6)
     with pytest.raises(UsageError, match=r"6 of data \(test\) and 5 of data \(test\), 5 in common"):
-        one.compare(kept_of(pixels[:5], [0, 1, 2, 0, 1], [0] * 5))
+        first.compare(saved_predictions(pixels[:5], [0, 1, 2, 0, 1], [0] * 5))
     with pytest.raises(UsageError, match="same 6 images with 1 different labels"):
-        one.compare(kept_of(pixels, [0, 1, 2, 0, 1, 0], [0] * 6))
+        first.compare(saved_predictions(pixels, [0, 1, 2, 0, 1, 0], [0] * 6))
 
 
-def test_files_are_the_same_in_a_copy_of_the_data(tmp_path):
-    for place in ("here", "there"):
-        (tmp_path / place).mkdir()
+def test_files_are_matched_in_a_copy_of_the_data(tmp_path):
+    for folder in ("original", "copy"):
+        (tmp_path / folder).mkdir()
         for name, content in (("x.png", b"1"), (os.fsdecode(b"\xff.png"), b"22")):
-            (tmp_path / place / name).write_bytes(content)
+            (tmp_path / folder / name).write_bytes(content)
     names = ["x.png", os.fsdecode(b"\xff.png")]
-    one, other = (
-        kept_of([str(tmp_path / place / name) for name in names], [0, 1], [0, 0], root=str(tmp_path / place))
-        for place in ("here", "there")
+    first, other = (
+        saved_predictions(
+            [str(tmp_path / folder / name) for name in names], [0, 1], [0, 0], root=str(tmp_path / folder)
+        )
+        for folder in ("original", "copy")
     )
-    assert one.compare(other) == (0, 0, 1, 2)
-    (tmp_path / "there" / "x.png").write_bytes(b"2")  # of the same size, as BMP files of one shape are
-    changed = kept_of([str(tmp_path / "there" / name) for name in names], [0, 1], [0, 0], root=str(tmp_path / "there"))
+    assert first.compare(other) == (0, 0, 1, 2)
+    (tmp_path / "copy" / "x.png").write_bytes(b"2")  # same size, as BMP files of one shape have
+    changed = saved_predictions(
+        [str(tmp_path / "copy" / name) for name in names], [0, 1], [0, 0], root=str(tmp_path / "copy")
+    )
     with pytest.raises(UsageError, match="1 in common"):
-        one.compare(changed)
+        first.compare(changed)
 
 
-def test_files_in_archives_are_told_apart_by_their_contents(tmp_path):
+def test_files_in_archives_are_matched_by_content(tmp_path):
     keys = []
     for name, level in (("one", 0), ("other", 255), ("copy", 0)):
         folder = tmp_path / name / "data"
@@ -455,19 +468,19 @@ def test_files_in_archives_are_told_apart_by_their_contents(tmp_path):
     assert keys[0] == keys[2]
 
 
-def test_a_class_that_the_data_do_not_have_is_wrong():
+def test_class_that_is_not_in_the_data_is_wrong():
     split = Split("test", np.zeros((2, 2, 2, 1), np.uint8), np.array([0, 1]))
     dataset = Dataset("data", ("b", "d"), {"test": split})
     shares = np.array([[0, 0.9, 0.1, 0], [0.6, 0, 0, 0.4]], np.float32)
-    kept = SavedPredictions.of(dataset, split, np.arange(2), shares, np.array([1, 3]))
-    assert kept.answers.tolist() == [0, -1]
-    assert kept.own.tolist() == pytest.approx([0.9, 0.4])
+    saved = SavedPredictions.of(dataset, split, np.arange(2), shares, np.array([1, 3]))
+    assert saved.answers.tolist() == [0, -1]
+    assert saved.own.tolist() == pytest.approx([0.9, 0.4])
 
 
 @pytest.mark.parametrize("change", ["missing", "garbage", "pickle"])
-def test_damaged_answers_are_one_line(tmp_path, change):
+def test_corrupt_saved_predictions_give_one_error_line(tmp_path, change):
     path = tmp_path / "a.npz"
-    kept_of(np.zeros((3, 2, 2, 1), np.uint8), [0, 1, 2], [0, 1, 1]).write(path)
+    saved_predictions(np.zeros((3, 2, 2, 1), np.uint8), [0, 1, 2], [0, 1, 1]).write(path)
     arrays = dict(np.load(path))
     if change == "missing":
         del arrays["truth"]
