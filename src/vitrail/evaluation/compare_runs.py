@@ -142,7 +142,7 @@ def _find_differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
     ]
     differences = {}
     for key in keys:
-        # A run of such a family may lack the setting and then has its default.
+        # A run of one of these families may lack the setting: it then uses the default.
         families = {run.family for run in runs if key in run.settings} if key.startswith("model.") else None
         values = [_get_setting(run, key) for run in runs if families is None or families & {run.family}]
         if any(value != values[0] for value in values):

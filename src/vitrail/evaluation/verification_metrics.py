@@ -195,7 +195,7 @@ def verify_pairs(
     draws = None
     if units.count:
         tar, far = _bootstrap(genuine, people, thresholds, units, impostors.table, seed)
-        draws = RocCurve(thresholds[units.kept][::-1], tar, far, genuine_count, impostor_count)
+        draws = RocCurve(thresholds[units.threshold_indices][::-1], tar, far, genuine_count, impostor_count)
     histograms = (_histogram(genuine.scores), impostors.histogram)
     return Verification(curve, draws, units.count, histograms, (lowest_genuine, impostors.worst))
 
@@ -206,7 +206,7 @@ class _ResamplingUnits(NamedTuple):
     count: int
     of_person: np.ndarray
     """Unit of each person."""
-    kept: np.ndarray
+    threshold_indices: np.ndarray
     """Indices of the thresholds, evenly spaced if all of them would need too much memory."""
 
     @classmethod
@@ -227,7 +227,7 @@ class _ImpostorCounts(NamedTuple):
     passed: np.ndarray
     """Number of pairs that pass 0, 1, ... all thresholds."""
     table: np.ndarray
-    """Number of pairs of two units that pass 0, 1, ... all kept thresholds, (units, units, K + 1)."""
+    """Number of pairs of two units that pass 0, 1, ... all thresholds of the bootstrap, (units, units, K + 1)."""
     histogram: np.ndarray
     worst: PairBlock
 
@@ -235,7 +235,7 @@ class _ImpostorCounts(NamedTuple):
 def _count_impostors(
     blocks: PairBlocks, people: np.ndarray, thresholds: np.ndarray, units: _ResamplingUnits
 ) -> _ImpostorCounts:
-    width = len(units.kept) + 1
+    width = len(units.threshold_indices) + 1
     counts, table = np.zeros(len(thresholds) + 1, np.int64), np.zeros(units.count**2 * width, np.int64)
     histogram, worst = np.zeros(len(BINS) - 1, np.int64), _EMPTY_BLOCK
     for block in blocks():
@@ -244,8 +244,8 @@ def _count_impostors(
         counts += np.bincount(passed, minlength=len(counts))
         if units.count:
             first, second = (units.of_person[people[images]] for images in (impostors.first, impostors.second))
-            passed_kept = np.searchsorted(units.kept, passed - 1, side="right")
-            table += np.bincount((first * units.count + second) * width + passed_kept, minlength=len(table))
+            passed_used = np.searchsorted(units.threshold_indices, passed - 1, side="right")
+            table += np.bincount((first * units.count + second) * width + passed_used, minlength=len(table))
         histogram += _histogram(impostors.scores)
         worst = _select_extreme(_concatenate(worst, impostors), sign=-1)
     return _ImpostorCounts(counts, table.reshape(units.count, units.count, width), histogram, worst)
@@ -259,10 +259,10 @@ def _bootstrap(
     table: np.ndarray,
     seed: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return TAR and FAR of each draw at the kept thresholds in descending order, (draws, K)."""
+    """Return TAR and FAR of each draw at its thresholds in descending order, (draws, K)."""
     weights = draw_weights(units.count, seed)
-    genuine_table = np.zeros((units.count, len(units.kept)))
-    passed = np.searchsorted(thresholds[units.kept], genuine.scores, side="right") - 1
+    genuine_table = np.zeros((units.count, len(units.threshold_indices)))
+    passed = np.searchsorted(thresholds[units.threshold_indices], genuine.scores, side="right") - 1
     np.add.at(genuine_table, (units.of_person[people[genuine.first]], passed), 1.0)
     accepted_genuine = weights @ genuine_table[:, ::-1].cumsum(axis=1)
     accepted_impostor = _weight_tables(weights, table[..., ::-1].cumsum(axis=2))
