@@ -25,7 +25,8 @@ _TOLERANCE = 0.02  # relative difference in multiply-accumulates at equal width
 class ComputePoint(NamedTuple):
     """A family at one width and one training length."""
 
-    family: str
+    name: str
+    """Name of the family."""
     factor: float
     """Width relative to the lab's model."""
     share: int
@@ -79,7 +80,7 @@ class ComputeQuestion(Question):
             return [
                 trial
                 for point, trials in self.trials.items()
-                if point.family in families and point.factor in factors
+                if point.name in families and point.factor in factors
                 for trial in trials[:seeds]
             ]
 
@@ -172,9 +173,9 @@ class ComputeQuestion(Question):
 
     def numbers(self) -> dict[str, Any]:
         return {
-            f"{point.family} x{point.factor:g} 1/{point.share}": {
+            f"{point.name} x{point.factor:g} 1/{point.share}": {
                 "accuracy": self.accuracies.estimate(point).value,
-                "macs": self.config(point.family, point.factor).macs,
+                "macs": self.config(point.name, point.factor).macs,
                 "seen": self.lab.seen // point.share,
             }
             for point in self.accuracies.right
