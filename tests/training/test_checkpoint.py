@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent at any system call, and no flipped bit unnoticed (R2 and R4 of the proofs)."""
+"""Checkpoints are written atomically at any system call, and flipped bits are detected (R2 and R4 of the proofs)."""
 
 import re
 import shutil
@@ -34,7 +34,7 @@ def can_trace(tmp_path):
 
 
 def crash_points(tmp_path, every):
-    """Each (system call, its number) that touches the checkpoint's folder while one is saved and an old one removed."""
+    """Return each (system call, number) on the checkpoint folder while a checkpoint is saved and an old one removed."""
     folder = tmp_path / "count"
     folder.mkdir()
     save_checkpoint(folder, 1, {"a": np.zeros(3)}, {"step": 1})
@@ -46,10 +46,11 @@ def crash_points(tmp_path, every):
     )
     counts, points = {}, []
     for line in log.read_text().splitlines():
-        if found := re.match(r"\d+\s+(\w+)\(", line):
-            counts[found[1]] = counts.get(found[1], 0) + 1
+        if match := re.match(r"\d+\s+(\w+)\(", line):
+            call = match[1]
+            counts[call] = counts.get(call, 0) + 1
             if str(folder) in line:
-                points.append((found[1], counts[found[1]]))
+                points.append((call, counts[call]))
     return points[::every]
 
 
@@ -63,7 +64,7 @@ def test_r2_sigkill_at_any_system_call_of_a_save_leaves_intact_checkpoint(tmp_pa
         folder = tmp_path / f"{call}-{number}"
         folder.mkdir()
         save_checkpoint(folder, 1, {"a": np.arange(3.0)}, {"step": 1})
-        done = subprocess.run(
+        completed = subprocess.run(
             [
                 "strace",
                 "-f",
@@ -81,14 +82,14 @@ def test_r2_sigkill_at_any_system_call_of_a_save_leaves_intact_checkpoint(tmp_pa
             capture_output=True,
             check=False,
         )
-        assert done.returncode in (-9, 137), (call, number, done.stderr)
-        newest, complaints = load_newest(folder)
-        assert complaints == {}, (call, number)
+        assert completed.returncode in (-9, 137), (call, number, completed.stderr)
+        newest, errors = load_newest(folder)
+        assert errors == {}, (call, number)
         assert newest.step in (1, 2), (call, number)
         survived += 1
         shutil.rmtree(folder)
     with capsys.disabled():
-        print(f" [killed at {survived} of {survived} system calls, a whole checkpoint every time]", end="")  # noqa: T201
+        print(f" [killed at {survived} of {survived} system calls, an intact checkpoint every time]", end="")  # noqa: T201
     assert survived == len(points) >= (30 if every == 1 else 5)
 
 
@@ -97,21 +98,21 @@ def test_r4_flipped_bits_and_truncated_files_are_detected(tmp_path):
         save_checkpoint(tmp_path, step, {"a": np.arange(300, dtype=np.float32)}, {"step": step, "seed": 7})
     newest = tmp_path / "step-000000002"
     files = sorted(newest.iterdir())
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     sizes = np.array([path.stat().st_size for path in files])
     detected = 0
     for trial in range(1064):
-        path = files[chance.choice(len(files), p=sizes / sizes.sum())]
-        whole = path.read_bytes()
-        damaged = bytearray(whole)
+        path = files[rng.choice(len(files), p=sizes / sizes.sum())]
+        content = path.read_bytes()
+        corrupt = bytearray(content)
         if trial < 1000:
-            damaged[chance.integers(len(whole))] ^= 1 << int(chance.integers(8))
+            corrupt[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
         else:
-            damaged = damaged[: chance.integers(len(whole))]
-        path.write_bytes(damaged)
-        found, complaints = load_newest(tmp_path)
-        detected += found.step == 1 and len(complaints) == 1 and "step-000000002" in complaints[2]
-        path.write_bytes(whole)
+            corrupt = corrupt[: rng.integers(len(content))]
+        path.write_bytes(corrupt)
+        checkpoint, errors = load_newest(tmp_path)
+        detected += checkpoint.step == 1 and len(errors) == 1 and "step-000000002" in errors[2]
+        path.write_bytes(content)
     assert detected == 1064
     assert load_newest(tmp_path)[0].step == 2
     for step in (1, 2):

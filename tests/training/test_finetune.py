@@ -1,4 +1,4 @@
-"""Fine-tuning: what is kept of a bundle, what is changed and said, and that the loop begins where it should."""
+"""Fine-tuning: adaptation of a bundle, heads fitted by least squares, and the choice of the model to keep."""
 
 import json
 import shutil
@@ -49,48 +49,48 @@ def events(folder, kind):
     return [line for line in lines if line["event"] == kind]
 
 
-# What is kept, what is changed
+# Adaptation of a bundle to the data
 
 
 def test_same_classes_keep_head_in_order_of_data():
     model = small()
     images = torch.rand(4, 3, 32, 32)
-    kept, words = replace_head(model, bundle_of(model), ("cat", "ant", "bee"))
-    torch.testing.assert_close(kept.eval()(images), model(images)[:, [2, 0, 1]])
-    assert "those of the bundle: its head is kept" in words
-    # Without names, by number; but what was not learned is not kept.
-    kept, words = replace_head(model, bundle_of(model, labels=None), ("2", "0", "1"))
-    torch.testing.assert_close(kept.eval()(images), model(images)[:, [2, 0, 1]])
-    _, words = replace_head(model, bundle_of(model, labels=None, objective="masked"), ("2", "0", "1"))
-    assert "a new head" in words
+    adapted, note = replace_head(model, bundle_of(model), ("cat", "ant", "bee"))
+    torch.testing.assert_close(adapted.eval()(images), model(images)[:, [2, 0, 1]])
+    assert "those of the bundle: its head is kept" in note
+    # Without names, classes are matched by index. A head that was not trained is not adapted.
+    adapted, note = replace_head(model, bundle_of(model, labels=None), ("2", "0", "1"))
+    torch.testing.assert_close(adapted.eval()(images), model(images)[:, [2, 0, 1]])
+    _, note = replace_head(model, bundle_of(model, labels=None, objective="masked"), ("2", "0", "1"))
+    assert "a new head" in note
 
 
 @pytest.mark.parametrize("name", ["ViT-Micro/4", "ResNet-Micro", "Mixer-Micro/4", "LSTM-Micro/4"])
 def test_other_classes_get_zero_head_on_same_features(name):
     model = small(name)
     images = torch.rand(2, 3, 32, 32)
-    fresh, words = replace_head(model, bundle_of(model), ("one", "two"))
-    assert fresh.eval()(images).tolist() == [[0, 0], [0, 0]]
-    pooled = [vitrail.look(one, images, [], attention=False).steps["pooled"] for one in (model, fresh)]
+    adapted, note = replace_head(model, bundle_of(model), ("one", "two"))
+    assert adapted.eval()(images).tolist() == [[0, 0], [0, 0]]
+    pooled = [vitrail.look(each, images, [], attention=False).steps["pooled"] for each in (model, adapted)]
     assert torch.equal(*pooled)
-    assert "a new head for 2 classes" in words
+    assert "a new head for 2 classes" in note
 
 
 def test_new_head_drops_hidden_layer_of_pretraining():
     model = small(representation="tanh")
-    fresh, words = replace_head(model, bundle_of(model), ("one", "two"))
-    assert fresh.config.representation == "none"
-    assert "hidden layer of the pre-training head is dropped" in words
+    adapted, note = replace_head(model, bundle_of(model), ("one", "two"))
+    assert adapted.config.representation == "none"
+    assert "hidden layer of the pre-training head is dropped" in note
 
 
 def test_pixel_model_gets_classification_head():
     model = small("iGPT-Micro", output="pixels", causal=True, resolution=8, classes=16)
-    fresh, words = replace_head(model, bundle_of(model, labels=None), ("one", "two"))
-    assert (fresh.config.output, fresh.config.classes) == ("classes", 2)
-    # Pixel n stood in place n + 1, behind the start token.
-    assert torch.equal(fresh.pos_embed[:, :-1], model.pos_embed[:, 1:])
-    assert torch.equal(fresh.palette, model.palette)
-    assert "start token" in words
+    adapted, note = replace_head(model, bundle_of(model, labels=None), ("one", "two"))
+    assert (adapted.config.output, adapted.config.classes) == ("classes", 2)
+    # The embedding of pixel n had index n + 1, after the start token.
+    assert torch.equal(adapted.pos_embed[:, :-1], model.pos_embed[:, 1:])
+    assert torch.equal(adapted.palette, model.palette)
+    assert "start token" in note
 
 
 def test_new_resolution_interpolates_positions_by_stored_rule_with_note():
@@ -99,7 +99,7 @@ def test_new_resolution_interpolates_positions_by_stored_rule_with_note():
     assert torch.equal(adapted.pos_embed, model.resize((48, 64), rule="google").pos_embed)
     assert preprocess.resolution == (48, 64)
     assert notes[0] == "32 px became 48 x 64, positions interpolated by the rule of google"
-    # The recipe's resolution, unless one is given.
+    # The resolution of the recipe is the default.
     recipe = Recipe(steps=1, model={"resolution": 64, "dropout": 0.5})
     assert adapt_bundle(bundle_of(model), LABELS, 3, recipe)[0].config.resolution == (64, 64)
     adapted, *_ = adapt_bundle(bundle_of(model), LABELS, 3, recipe, (32, 32))
@@ -107,16 +107,16 @@ def test_new_resolution_interpolates_positions_by_stored_rule_with_note():
 
 
 def for_channels(bundle, channels):
-    model, mean, std, words = adapt_channels(bundle.model, channels, bundle.preprocess.mean, bundle.preprocess.std)
-    return model, bundle.preprocess.replace(mean=mean, std=std), words
+    model, mean, std, note = adapt_channels(bundle.model, channels, bundle.preprocess.mean, bundle.preprocess.std)
+    return model, bundle.preprocess.replace(mean=mean, std=std), note
 
 
 @pytest.mark.parametrize("name", ["ViT-Micro/4", "Mixer-Micro/4", "LSTM-Micro/4"])
 def test_grey_model_gives_same_output_as_colour_model(name):
     bundle = bundle_of(small(name))
-    grey, preprocess, words = for_channels(bundle, 1)
+    grey, preprocess, note = for_channels(bundle, 1)
     assert (grey.config.channels, preprocess.channels) == (1, 1)
-    assert "grey" in words
+    assert "grey" in note
     image = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 1), dtype=np.uint8)
     with torch.inference_mode():
         before = bundle.model(bundle.preprocess(list(np.repeat(image, 3, axis=3))))
@@ -126,22 +126,24 @@ def test_grey_model_gives_same_output_as_colour_model(name):
 
 def test_additional_channels_repeat_kernels():
     bundle = bundle_of(small())
-    wide, preprocess, words = for_channels(bundle, 6)
+    adapted, preprocess, note = for_channels(bundle, 6)
     assert preprocess.mean == IMAGENET_MEAN * 2
-    assert "3/6" in words
+    assert "3/6" in note
     images = torch.rand(2, 3, 32, 32)
     with torch.inference_mode():
-        torch.testing.assert_close(wide.eval()(images.repeat(1, 2, 1, 1)), bundle.model(images), rtol=1e-4, atol=1e-5)
-    # A CNN's first kernel overlaps: it keeps its colours, and grey is read as such.
+        torch.testing.assert_close(
+            adapted.eval()(images.repeat(1, 2, 1, 1)), bundle.model(images), rtol=1e-4, atol=1e-5
+        )
+    # The first kernels of a CNN overlap, so it keeps three channels and grey images are converted.
     cnn = bundle_of(small("ResNet-Micro"))
-    same, _, words = for_channels(cnn, 1)
-    assert same is cnn.model
-    assert words == "images with 1 channel are converted to the 3 of the model"
+    unchanged, _, note = for_channels(cnn, 1)
+    assert unchanged is cnn.model
+    assert note == "images with 1 channel are converted to the 3 of the model"
     with pytest.raises(UsageError, match="need a family with a patch embedding, got family resnet"):
         for_channels(cnn, 4)
 
 
-# The head in closed form
+# The head fitted by least squares
 
 
 def test_least_squares_head_gives_exact_leave_one_out_scores():
@@ -152,9 +154,9 @@ def test_least_squares_head_gives_exact_leave_one_out_scores():
     targets = np.where(labels[:, None] == np.arange(3), 1.0, -1.0)
     penalty = Ridge(features, targets).choose_penalty()
     scale = np.linalg.norm(linear.weight) / np.linalg.norm(Ridge(features, targets).solve(penalty).weight)
-    for index in (0, 17, 59):  # learned without it, asked for it
-        others = np.arange(60) != index
-        alone = Ridge(features[others], targets[others]).solve(penalty)
+    for index in (0, 17, 59):  # fitted without the sample, applied to it
+        is_other = np.arange(60) != index
+        alone = Ridge(features[is_other], targets[is_other]).solve(penalty)
         np.testing.assert_allclose(left_out[index], scale * alone(features[index][None])[0], rtol=1e-8)
     loss = torch.nn.functional.cross_entropy
     truth = torch.from_numpy(labels)
@@ -162,18 +164,18 @@ def test_least_squares_head_gives_exact_leave_one_out_scores():
     assert losses[1] == min(losses)
 
 
-# Whole runs, on embedded data and the embedded model
+# Complete runs, on embedded data and the embedded model
 
 
 def test_frozen_recipe_fits_head_by_least_squares(tmp_path, capsys):
     finetune("fashion", "digits", tmp_path / "run", find_recipe("frozen"), Options())
-    said = capsys.readouterr().err
-    assert "a new head for 10 classes" in said
+    output = capsys.readouterr().err
+    assert "a new head for 10 classes" in output
     (probe,) = events(tmp_path / "run", "probe")
     scores = evaluate(tmp_path / "run" / "bundle", "digits")
     assert probe["accuracy"] > 0.85
     assert scores["accuracy"] > 0.85
-    assert abs(scores["accuracy"] - probe["accuracy"]) < 0.06  # left out in turn, it promised as much
+    assert abs(scores["accuracy"] - probe["accuracy"]) < 0.06  # as the leave-one-out accuracy predicts
     assert scores["ece"] < 0.15
     bundle = vitrail.load(tmp_path / "run" / "bundle")
     assert bundle.provenance["seconds"] >= round(probe["seconds"], 1) > 0  # the head is part of the run
@@ -200,11 +202,11 @@ def test_auto_recipe_trains_if_time_allows_and_resumes(tmp_path, capsys, monkeyp
     weights = (tmp_path / "run" / "bundle" / "model.safetensors").read_bytes()
     finetune("fashion", "digits", tmp_path / "run", steps, Options(), resumes=True)
     assert (tmp_path / "run" / "bundle" / "model.safetensors").read_bytes() == weights
-    assert len(events(tmp_path / "run", "probe")) == 1  # it is not learned again
+    assert len(events(tmp_path / "run", "probe")) == 1  # the head is not fitted again
     assert [event["step"] for event in events(tmp_path / "run", "resume")] == [6]
     changes = vitrail.load(tmp_path / "run" / "bundle").provenance["finetuned_from"]["changes"]
-    assert any("each left out in turn" in line for line in changes)  # it is not forgotten, either
-    # Another bundle is another run, even if it has the same shape.
+    assert any("each left out in turn" in line for line in changes)  # the note is restored
+    # A different bundle is rejected, even if its tensors have the same shapes.
     other = vitrail.load("fashion")
     torch.nn.init.zeros_(other.model.cls_token)
     vitrail.save(other, tmp_path / "other")
@@ -213,21 +215,21 @@ def test_auto_recipe_trains_if_time_allows_and_resumes(tmp_path, capsys, monkeyp
 
 
 @pytest.fixture
-def few(tmp_path):
+def small_data(tmp_path):
     """200 digits: 180 to train, three steps of 64 an epoch."""
     digits = open_data("digits").splits["train"].select(np.arange(200))
-    np.savez(tmp_path / "few.npz", images=digits.images, labels=digits.labels)
-    return str(tmp_path / "few.npz")
+    np.savez(tmp_path / "small_data.npz", images=digits.images, labels=digits.labels)
+    return str(tmp_path / "small_data.npz")
 
 
-def test_learning_rate_is_scaled_by_residual_of_head(tmp_path, few, capsys):
-    """It is multiplied by the mean probability that the head gives to wrong labels; a resumed run keeps it."""
+def test_learning_rate_is_scaled_by_residual_of_head(tmp_path, small_data, capsys):
+    """The learning rate is multiplied by the mean probability of wrong labels; a resumed run keeps the factor."""
     recipe = find_recipe("auto").replace(minutes=None, steps=6, schedule="constant", warmup=0.0)
-    finetune("fashion", few, tmp_path / "run", recipe, Options())
+    finetune("fashion", small_data, tmp_path / "run", recipe, Options())
     (probe,) = events(tmp_path / "run", "probe")
     bundle = vitrail.load("fashion")
-    training, _ = open_data(few).for_training(holdout=recipe.holdout, seed=0)
-    model, preprocess, _ = adapt_bundle(bundle, open_data(few).labels, 1, recipe)
+    training, _ = open_data(small_data).for_training(holdout=recipe.holdout, seed=0)
+    model, preprocess, _ = adapt_bundle(bundle, open_data(small_data).labels, 1, recipe)
     features = extract_features(model, preprocess, training)
     _, scores = fit_ridge_head(features, training.labels, classes=10)
     own = torch.from_numpy(scores).softmax(1).numpy()[np.arange(len(features)), training.labels]
@@ -243,12 +245,12 @@ def test_learning_rate_is_scaled_by_residual_of_head(tmp_path, few, capsys):
     for folder in (tmp_path / "run" / "checkpoints").iterdir():
         if folder.name != "step-000000003":
             shutil.rmtree(folder)
-    finetune("fashion", few, tmp_path / "run", recipe, Options(), resumes=True)
+    finetune("fashion", small_data, tmp_path / "run", recipe, Options(), resumes=True)
     assert (tmp_path / "run" / "bundle" / "model.safetensors").read_bytes() == weights
 
 
-def test_explicit_learning_rate_is_not_scaled(tmp_path, few):
-    result = vitrail.finetune("fashion", few, steps=1, lr=3e-5, output=tmp_path / "run", settings={"warmup": 0})
+def test_explicit_learning_rate_is_not_scaled(tmp_path, small_data):
+    result = vitrail.finetune("fashion", small_data, steps=1, lr=3e-5, output=tmp_path / "run", settings={"warmup": 0})
     assert [event["learning_rate"] for event in result.history if event["event"] == "step"] == [3e-5]
     recipe = find_recipe("auto")
     assert recipe.rate_by_residual
@@ -257,7 +259,7 @@ def test_explicit_learning_rate_is_not_scaled(tmp_path, few):
 
 
 def test_kept_head_scales_learning_rate_by_a_tenth(tmp_path):
-    """Classes of the bundle keep its head: there is no new head that would measure the residual."""
+    """If the classes are those of the bundle, no head is fitted that would measure the residual."""
     recipe = find_recipe("auto").replace(minutes=None, steps=1, schedule="constant", warmup=0.0, holdout=0)
     clothes = open_data("fashion-40").splits["test"]
     data = (clothes.images, [vitrail.load("fashion").labels[label] for label in clothes.labels])
@@ -265,15 +267,15 @@ def test_kept_head_scales_learning_rate_by_a_tenth(tmp_path):
     assert [event["learning_rate"] for event in events(tmp_path / "run", "step")] == [pytest.approx(2e-4)]
 
 
-def test_zero_head_scales_learning_rate_by_nine_tenths(tmp_path, few):
+def test_zero_head_scales_learning_rate_by_nine_tenths(tmp_path, small_data):
     recipe = find_recipe("auto").replace(minutes=None, steps=1, schedule="constant", warmup=0.0, head="zero")
-    finetune("fashion", few, tmp_path / "run", recipe, Options())
+    finetune("fashion", small_data, tmp_path / "run", recipe, Options())
     assert [event["learning_rate"] for event in events(tmp_path / "run", "step")] == [pytest.approx(2e-3 * 0.9)]
 
 
-def test_frozen_model_with_trained_head_is_reported_as_linear_head(tmp_path, few):
+def test_frozen_model_with_trained_head_is_reported_as_linear_head(tmp_path, small_data):
     recipe = find_recipe("auto").replace(minutes=None, steps=1, learning_rate=1e-9, freeze=True)
-    finetune("fashion", few, tmp_path / "run", recipe, Options())
+    finetune("fashion", small_data, tmp_path / "run", recipe, Options())
     provenance = vitrail.load(tmp_path / "run" / "bundle").provenance
     assert provenance["weights"].startswith("linear head on frozen features, trained")
     assert provenance["choice"].startswith("the trained head is kept: ")
@@ -281,39 +283,39 @@ def test_frozen_model_with_trained_head_is_reported_as_linear_head(tmp_path, few
     assert run["result"] == "ViT-Fashion/4, linear head on frozen features"
 
 
-def test_linear_head_is_named_in_card_report_and_runs(tmp_path, few, capsys):
-    finetune("fashion", few, tmp_path / "frozen", find_recipe("frozen"), Options())
-    finetune("fashion", few, tmp_path / "spoilt", spoil(find_recipe("auto"), steps=1), Options())
+def test_linear_head_is_named_in_card_report_and_runs(tmp_path, small_data, capsys):
+    finetune("fashion", small_data, tmp_path / "frozen", find_recipe("frozen"), Options())
+    finetune("fashion", small_data, tmp_path / "spoilt", spoil(find_recipe("auto"), steps=1), Options())
     tuned = find_recipe("auto").replace(minutes=None, steps=1, learning_rate=1e-9)
-    finetune("fashion", few, tmp_path / "tuned", tuned, Options())
+    finetune("fashion", small_data, tmp_path / "tuned", tuned, Options())
     phrase = "linear head on frozen features"
-    for name in ("frozen", "spoilt"):
+    for name, sentence in (("frozen", f"This model is a {phrase}"), ("spoilt", f"The kept model is the {phrase}")):
         assert f"weights: {phrase}" in (tmp_path / name / "bundle" / "README.md").read_text()
-        assert f"This model is a {phrase}" in (tmp_path / name / "report.html").read_text()
+        assert sentence in (tmp_path / name / "report.html").read_text()
     assert f"weights: {phrase}" not in (tmp_path / "tuned" / "bundle" / "README.md").read_text()
     report = (tmp_path / "tuned" / "report.html").read_text()
-    assert "Which model was kept: the fine-tuned model is kept" in report
+    assert "Kept model: the fine-tuned model is kept" in report
     assert "on 20 images held out of the training images" in report
-    assert "The scores below are of the same images that chose the model" in report
+    assert "The scores below use the same images that selected the model" in report
     results = {Path(run["folder"]).name: run["result"] for run in compare_runs([tmp_path]).to_json()["runs"]}
     model = "ViT-Fashion/4"
     assert results == {"frozen": f"{model}, {phrase}", "spoilt": f"{model}, {phrase}", "tuned": model}
 
 
 def spoil(recipe, steps=6):
-    """The recipe for some steps, each of which makes the model worse."""
+    """Return a recipe whose steps make the model worse."""
     return recipe.replace(minutes=None, steps=steps, learning_rate=0.5, clip=0.0, schedule="constant", warmup=0.0)
 
 
-def test_starting_head_is_kept_if_training_is_worse_also_after_resume(tmp_path, few, monkeypatch, capsys):
+def test_starting_head_is_kept_if_training_is_worse_also_after_resume(tmp_path, small_data, monkeypatch, capsys):
     recipe = spoil(find_recipe("auto"))
-    finetune("fashion", few, tmp_path / "head", find_recipe("frozen").replace(holdout=recipe.holdout), Options())
-    finetune("fashion", few, tmp_path / "run", recipe, Options())
+    finetune("fashion", small_data, tmp_path / "head", find_recipe("frozen").replace(holdout=recipe.holdout), Options())
+    finetune("fashion", small_data, tmp_path / "run", recipe, Options())
     (choice,) = events(tmp_path / "run", "choice")
-    seen = events(tmp_path / "run", "evaluate")
+    evaluations = events(tmp_path / "run", "evaluate")
     assert (choice["kept"], choice["count"]) == ("start", 20)
     assert choice["tuned"] < choice["start"]
-    assert [(event["step"], event["accuracy"]) for event in (seen[0], seen[-1])] == [
+    assert [(event["step"], event["accuracy"]) for event in (evaluations[0], evaluations[-1])] == [
         (0, choice["start"]),
         (6, choice["tuned"]),
     ]
@@ -324,27 +326,27 @@ def test_starting_head_is_kept_if_training_is_worse_also_after_resume(tmp_path, 
     page = (tmp_path / "run" / "report.html").read_text()
     before_the_numbers = page.partition('class="numbers"')[0]
     assert (
-        f"a linear head on frozen features, from before the training that the curves show: {choice['reason']}."
+        f"linear head on frozen features that was fitted before the training in the curves: {choice['reason']}."
         in before_the_numbers
     )
     weights, head = ((tmp_path / name / "bundle" / "model.safetensors").read_bytes() for name in ("run", "head"))
     assert weights == head
-    # Killed on the way, or ended already: what is needed for the choice is in the checkpoint.
+    # After a kill or after the end, checkpoints have all data for the choice.
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "collect_damage", lambda trainer, log: trainer.step < 6 or pytest.exit("killed"))
         with pytest.raises(pytest.exit.Exception):
-            finetune("fashion", few, tmp_path / "killed", recipe, Options())
+            finetune("fashion", small_data, tmp_path / "killed", recipe, Options())
     for _ in range(2):
-        finetune("fashion", few, tmp_path / "killed", recipe, Options(), resumes=True)
+        finetune("fashion", small_data, tmp_path / "killed", recipe, Options(), resumes=True)
         assert (tmp_path / "killed" / "bundle" / "model.safetensors").read_bytes() == head
     assert [event["step"] for event in events(tmp_path / "killed", "resume")] == [3, 6]
     first, second = events(tmp_path / "killed", "choice")
     assert first == second == choice
 
 
-def test_tuned_model_is_kept_at_a_tie_or_without_held_out_images(tmp_path, few, capsys):
+def test_tuned_model_is_kept_at_a_tie_or_without_held_out_images(tmp_path, small_data, capsys):
     tiny = find_recipe("auto").replace(minutes=None, steps=1, learning_rate=1e-9)
-    for name, recipe, words in (
+    for name, recipe, reason in (
         ("tie", tiny, "(a tie)"),
         (
             "none",
@@ -352,10 +354,10 @@ def test_tuned_model_is_kept_at_a_tie_or_without_held_out_images(tmp_path, few, 
             "there are no held-out images to compare it with the linear head on frozen features",
         ),
     ):
-        finetune("fashion", few, tmp_path / name, recipe, Options())
+        finetune("fashion", small_data, tmp_path / name, recipe, Options())
         (choice,) = events(tmp_path / name, "choice")
         assert choice["kept"] == "tuned"
-        assert choice["reason"].endswith(words)
+        assert choice["reason"].endswith(reason)
         assert choice["reason"] in capsys.readouterr().err
         provenance = vitrail.load(tmp_path / name / "bundle").provenance
         assert (provenance["choice"], provenance["weights"]) == (choice["reason"], "running average, decay 0.99")
@@ -372,36 +374,36 @@ def test_accurate_starting_head_is_kept_at_a_tie(tmp_path):
 
 
 class ByLoss(Classify):
-    """Judges by the loss, and calls its accuracy by another name."""
+    """Objective that compares models by the loss and names its accuracy `share`."""
 
     watched = watched_name = "share"
 
     def score(self, images_BCHW, labels_B):
-        found = super().score(images_BCHW, labels_B)
-        return {"loss": found["loss"], "share": found["accuracy"]}
+        metrics = super().score(images_BCHW, labels_B)
+        return {"loss": metrics["loss"], "share": metrics["accuracy"]}
 
-    def goodness(self, found):
-        return -found["loss"]
+    def goodness(self, metrics):
+        return -metrics["loss"]
 
 
-def test_objective_goodness_decides_which_model_is_kept(tmp_path, few, monkeypatch):
+def test_objective_goodness_decides_which_model_is_kept(tmp_path, small_data, monkeypatch):
     monkeypatch.setattr("vitrail.training.objectives.classify.ByLoss", ByLoss, raising=False)
     monkeypatch.setitem(OBJECTIVES._built_ins, "by-loss", "vitrail.training.objectives.classify:ByLoss")
     recipe = spoil(find_recipe("auto").replace(objective="by-loss"), steps=3)
     for resumes in (False, True):
-        finetune("fashion", few, tmp_path / "run", recipe, Options(), resumes=resumes)
+        finetune("fashion", small_data, tmp_path / "run", recipe, Options(), resumes=resumes)
     first, again = events(tmp_path / "run", "choice")
     assert first == again
     assert (first["kept"], first["start"]) == ("start", -events(tmp_path / "run", "evaluate")[0]["loss"])
     assert first["reason"].startswith("the linear head on frozen features is kept: share ")
 
 
-def test_seconds_of_run_are_summed_over_interruptions(tmp_path, few):
+def test_seconds_of_run_are_summed_over_interruptions(tmp_path, small_data):
     recipe = find_recipe("auto").replace(minutes=None, steps=1)
-    finetune("fashion", few, tmp_path / "run", recipe, Options())
+    finetune("fashion", small_data, tmp_path / "run", recipe, Options())
     folder = tmp_path / "run" / "checkpoints" / "step-000000001"
     forge(folder, lambda state: {**state, "seconds": state["seconds"] + 1000})
-    finetune("fashion", few, tmp_path / "run", recipe, Options(), resumes=True)
+    finetune("fashion", small_data, tmp_path / "run", recipe, Options(), resumes=True)
     first, second = (event["seconds"] for event in events(tmp_path / "run", "end"))
     assert events(tmp_path / "run", "probe")[0]["seconds"] <= first + 0.05
     assert 1000 < second < 1000 + first + 60
@@ -430,8 +432,8 @@ def test_auto_recipe_works_for_every_family(tmp_path, name, capsys):
     vitrail.save(vitrail.Bundle(model=model, preprocess=eye), tmp_path / "bundle")
     recipe = find_recipe("auto").with_length(epochs=None, steps=1, minutes=None)
     finetune(tmp_path / "bundle", "digits", tmp_path / "run", recipe, Options())
-    said = capsys.readouterr().err
-    assert ("not one sequence of blocks" in said) == (name in ("ResNet-Pico", "LSTM-Pico/2", "MLP-Pico"))
+    output = capsys.readouterr().err
+    assert ("not one sequence of blocks" in output) == (name in ("ResNet-Pico", "LSTM-Pico/2", "MLP-Pico"))
 
 
 def test_existing_output_is_rejected_before_any_work(tmp_path, monkeypatch):
@@ -453,12 +455,12 @@ def test_corrupt_image_is_recorded_even_without_training(tmp_path):
 
 
 def test_finetune_rejects_unsupported_recipes(tmp_path):
-    for recipe, words in (
+    for recipe, message in (
         (Recipe(steps=1, objective="masked"), r"an objective that learns classes \(classify, multilabel\), got masked"),
         (Recipe(steps=1, model={"width": 32}), "got model.width"),
         (Recipe(steps=1, head_bias=-5.0), "Head bias must be 0 in fine-tuning"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=message):
             finetune("fashion", "digits", tmp_path / "run", recipe, Options())
     with pytest.raises(UsageError, match="Head must be zero when training from scratch, got probe"):
         train("digits", "ViT-Pico/2", tmp_path / "run", Recipe(steps=1, head="probe"), Options())

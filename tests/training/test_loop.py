@@ -1,4 +1,4 @@
-"""Training: recipes, optimisers, the loop for every family, and equality with a loop written by hand."""
+"""Training: recipes, optimisers, the loop for every family, and equality with a plain torch loop."""
 
 import contextlib
 import functools
@@ -43,12 +43,12 @@ FAMILIES = ("ViT-Pico/2", "Hybrid-Pico", "ResNet-Pico", "Mixer-Pico/2", "LSTM-Pi
 HALF_WAY = FIXTURES / "run-half-way"
 """The first 33 of 66 steps of a run, written by version 0.1.0.dev0 and ended by SIGKILL."""
 STATE = json.loads((HALF_WAY / "checkpoints" / "step-000000033" / "state.json").read_text())
-"""What a run puts into every checkpoint."""
+"""The state of a run that every checkpoint contains."""
 EYE = Preprocess(resolution=(8, 8), crop_fraction=1.0, mean=(0.5,), std=(0.5,))
 
 
 def make_trainer(name="ViT-Pico/2", *, recipe=None, data=None, held_out=None, total=20, seed=0, dtype=None, **settings):
-    """A trainer on digits, ready to step."""
+    """Return a trainer on digits that is ready to step."""
     recipe = recipe or Recipe(steps=total, batch=32, learning_rate=3e-3, weight_decay=0.05)
     torch.manual_seed(seed)
     settings = {"resolution": 8, "channels": 1, "classes": 10, **settings}
@@ -62,7 +62,7 @@ def make_trainer(name="ViT-Pico/2", *, recipe=None, data=None, held_out=None, to
 
 
 def curve(trainer, steps):
-    """Losses of some steps."""
+    """Make `steps` steps and return their losses."""
     losses = []
     while len(losses) < steps:
         epoch, offset = divmod(trainer.step, trainer.loader.steps)
@@ -113,12 +113,12 @@ def test_explicit_length_disables_least_images():
     recipe = Recipe(epochs=3, least_images=1000)
     unchanged = recipe.with_length(epochs=None, steps=None, minutes=None)
     assert (unchanged.epochs, unchanged.least_images) == (3, 1000)
-    for given in ({"epochs": 2}, {"steps": 2}, {"minutes": 2.0}):
-        lengths = {"epochs": None, "steps": None, "minutes": None} | given
+    for length in ({"epochs": 2}, {"steps": 2}, {"minutes": 2.0}):
+        lengths = {"epochs": None, "steps": None, "minutes": None} | length
         assert recipe.with_length(**lengths).least_images == 0
     assert change_recipe(recipe, ["epochs=2"]).least_images == 0
-    for both in (["epochs=2", "least_images=9"], ["least_images=9", "epochs=2"]):
-        assert change_recipe(recipe, both).least_images == 9
+    for changes in (["epochs=2", "least_images=9"], ["least_images=9", "epochs=2"]):
+        assert change_recipe(recipe, changes).least_images == 9
 
 
 def test_invalid_recipe_files_raise_one_line_errors(tmp_path):
@@ -178,7 +178,6 @@ def test_weight_decay_applies_to_matrices_only(name):
 
 
 def test_layer_decay_decreases_from_head_to_patch_embedding():
-    # As the loop does it: the model inside its objective.
     trainer = make_trainer(recipe=Recipe(steps=1, layer_decay=0.5, learning_rate=1.0))
     (optimiser,) = trainer.optimisers
     names = {id(parameter): name.removeprefix("model.") for name, parameter in trainer.objective.named_parameters()}
@@ -191,8 +190,8 @@ def test_layer_decay_decreases_from_head_to_patch_embedding():
 
 
 def test_registered_optimiser_updates_its_roles_and_sgd_the_rest(monkeypatch):
-    """One of our own for norms and biases, by roles; the rest goes to SGD."""
-    made = []
+    """A custom optimiser takes norms and biases by their roles; SGD takes the other parameters."""
+    created_groups = []
 
     class Vectors(Optimiser):
         rest = "sgd"
@@ -201,7 +200,7 @@ def test_registered_optimiser_updates_its_roles_and_sgd_the_rest(monkeypatch):
             return not role.decays
 
         def make(self, groups, recipe):
-            made.append(groups)
+            created_groups.append(groups)
             return torch.optim.Adam(groups, betas=recipe.betas)
 
     monkeypatch.setattr("vitrail.training.optimisers.base.Vectors", Vectors, raising=False)
@@ -209,7 +208,7 @@ def test_registered_optimiser_updates_its_roles_and_sgd_the_rest(monkeypatch):
     trainer = make_trainer(recipe=Recipe(steps=4, batch=32, optimiser="vectors", learning_rate=1e-2))
     assert [type(optimiser).__name__ for optimiser in trainer.optimisers] == ["Adam", "SGD"]
     names = {id(parameter): name for name, parameter in trainer.objective.named_parameters()}
-    taken = {names[id(parameter)] for group in made[0] for parameter in group["params"]}
+    taken = {names[id(parameter)] for group in created_groups[0] for parameter in group["params"]}
     assert taken == {name for name, role in trainer.objective.roles().items() if not role.decays}
     before = {name: parameter.clone() for name, parameter in trainer.objective.named_parameters()}
     curve(trainer, 3)
@@ -267,13 +266,13 @@ def test_muon_orthogonalises_queries_keys_and_values_separately():
     weight = torch.nn.Parameter(torch.zeros(96, 32))
     optimiser = Muon([{"params": [weight], "lr": 1.0, "parts": 3}], momentum=0.0)
     weight.grad = torch.randn(96, 32)
-    wanted = torch.cat([orthogonalise(part) for part in weight.grad.chunk(3)])
+    expected = torch.cat([orthogonalise(part) for part in weight.grad.chunk(3)])
     optimiser.step()
-    torch.testing.assert_close(weight.detach(), -0.2 * math.sqrt(32) * wanted)
+    torch.testing.assert_close(weight.detach(), -0.2 * math.sqrt(32) * expected)
     recipe = Recipe(optimiser="muon")
-    kinds = [type(one).__name__ for one in make_optimisers(vitrail.create("ViT-Pico/2"), recipe)]
-    assert kinds == ["Muon", "AdamW"]
-    # An MLP three times as wide as its input is one matrix all the same.
+    names = [type(each).__name__ for each in make_optimisers(vitrail.create("ViT-Pico/2"), recipe)]
+    assert names == ["Muon", "AdamW"]
+    # An MLP three times as wide as its input is not split into three parts.
     model = vitrail.create("ViT-Pico/2", mlp=144)
     (group,) = [g for g in make_optimisers(model, recipe)[0].param_groups if g["parts"] == 3]
     assert {id(p) for p in group["params"]} == {id(block.attn.qkv.weight) for block in model.blocks}
@@ -283,7 +282,7 @@ def test_muon_orthogonalises_queries_keys_and_values_separately():
 
 
 def test_measure_steps_does_not_change_training():
-    """`--minutes` tries some steps first; the run is then as if it had not."""
+    """With `--minutes`, a few steps are timed and then undone."""
     recipe = Recipe(steps=20, batch=32, learning_rate=3e-3, average=0.9)
     plain, measured = make_trainer("ResNet-Pico", recipe=recipe), make_trainer("ResNet-Pico", recipe=recipe)
     assert measure_steps(measured, 30.0) > 1
@@ -299,8 +298,8 @@ def test_nonfinite_gradient_skips_step_with_and_without_clipping():
         trainer = make_trainer(recipe=Recipe(steps=9, batch=32, on_nonfinite="skip", clip=clip))
         before = collect_arrays(trainer)
         hook = trainer.objective.model.head.bias.register_hook(lambda gradient: gradient * math.inf)
-        done = trainer.update(next(trainer.loader.epoch(0)))
-        assert (math.isfinite(done.loss), done.is_finite) == (True, False)
+        step = trainer.update(next(trainer.loader.epoch(0)))
+        assert (math.isfinite(step.loss), step.is_finite) == (True, False)
         for name, array in collect_arrays(trainer).items():
             np.testing.assert_array_equal(array, before[name])
         hook.remove()
@@ -317,7 +316,7 @@ def test_skipped_step_keeps_running_statistics_finite():
     assert all(tensor.isfinite().all() for tensor in statistics)
 
 
-# Losses of steps 1, 5, 10 and 20 from seed 0. Other machines differ in the last digits, other code in more.
+# Losses of steps 1, 5, 10 and 20 with seed 0. On other machines, only the last digits differ.
 GOLDEN = {
     "ViT-Pico/2": [2.3026, 2.2964, 2.2725, 2.2416],
     "Hybrid-Pico": [2.3026, 2.256, 2.0081, 1.8467],
@@ -332,11 +331,11 @@ GOLDEN = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_losses_match_golden_curves(name):
     losses = curve(make_trainer(name), 20)
-    found = [losses[0], losses[4], losses[9], losses[19]]
-    assert found[0] == pytest.approx(math.log(10), abs=1e-5)
-    # iGPT learns little in 20 steps: what must not differ is small beside what it moves.
-    moved = max(GOLDEN[name]) - min(GOLDEN[name])
-    assert found == pytest.approx(GOLDEN[name], abs=min(2e-3, 0.1 * moved))
+    samples = [losses[0], losses[4], losses[9], losses[19]]
+    assert samples[0] == pytest.approx(math.log(10), abs=1e-5)
+    # iGPT learns little in 20 steps, so the tolerance is also relative to the change of its loss.
+    change = max(GOLDEN[name]) - min(GOLDEN[name])
+    assert samples == pytest.approx(GOLDEN[name], abs=min(2e-3, 0.1 * change))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -345,11 +344,11 @@ def test_every_family_overfits_one_batch(name):
     recipe = Recipe(steps=200, batch=32, learning_rate=3e-3, weight_decay=0.0, warmup=0.1, clip=1.0)
     trainer = make_trainer(name, recipe=recipe, data=batch, held_out=batch, total=200)
     curve(trainer, 200 if name != "iGPT-Micro" else 120)
-    trainer.evaluate(0, _Silent())
+    trainer.evaluate(0, _SilentLog())
     assert trainer.latest["accuracy"] == 1.0
 
 
-class _Silent:
+class _SilentLog:
     def write(self, *_, **__):
         pass
 
@@ -357,18 +356,18 @@ class _Silent:
 
 
 def batches_of(trainer, count):
-    """The same batches as plain tensors."""
-    found = []
+    """Return the first batches of the trainer as plain tensors."""
+    batches = []
     for epoch in range(99):
         for batch in trainer.loader.epoch(epoch):
-            found.append((EYE.scale(batch.pixels), batch.labels))
-            if len(found) == count:
-                return found
-    return found
+            batches.append((EYE.scale(batch.pixels), batch.labels))
+            if len(batches) == count:
+                return batches
+    return batches
 
 
 def test_losses_equal_plain_torch_loop_with_timm_model():
-    """Same weights, batches and hyper-parameters: timm's model, torch's AdamW, a cosine by hand."""
+    """Compare with the model of timm, AdamW of torch and a cosine schedule, with equal weights and batches."""
     timm = import_peer("timm")
     steps = 50
     recipe = Recipe(
@@ -417,20 +416,20 @@ def test_accumulation_gives_same_losses_up_to_rounding():
 
 def test_activation_checkpointing_gives_identical_losses():
     curves = []
-    for again in (False, True):
-        recipe = Recipe(steps=6, batch=32, activation_checkpointing=again)
+    for is_recomputed in (False, True):
+        recipe = Recipe(steps=6, batch=32, activation_checkpointing=is_recomputed)
         curves.append(curve(make_trainer(recipe=recipe, dropout=0.1, drop_path=0.2), 6))
     assert curves[0] == curves[1]
 
 
 def test_token_drop_shortens_sequence_only_in_training():
     model = vitrail.create("ViT-Pico/2", token_drop=0.5, registers=2)
-    seen = []
-    handle = model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
+    lengths = []
+    handle = model.blocks[0].register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
     for training in (True, False):
         model.train(training)(torch.randn(2, 1, 8, 8))
     handle.remove()
-    assert seen == [1 + 2 + 8, 1 + 2 + 16]
+    assert lengths == [1 + 2 + 8, 1 + 2 + 16]
     with pytest.raises(UsageError, match="Token drop"):
         vitrail.create("ViT-Pico/2", token_drop=0.5, position="rope-2d")
 
@@ -447,8 +446,8 @@ def test_restored_trainer_gives_identical_losses_and_weights(optimiser):
         augment={"crop": "pad", "padding": 1, "mixup": 0.3},
         model={},
     )
-    whole = make_trainer(recipe=recipe, total=30, dropout=0.1)
-    expected = curve(whole, 30)
+    complete = make_trainer(recipe=recipe, total=30, dropout=0.1)
+    expected = curve(complete, 30)
     first = make_trainer(recipe=recipe, total=30, dropout=0.1)
     assert curve(first, 17) == expected[:17]
     from vitrail.training.checkpoint import Checkpoint
@@ -459,7 +458,7 @@ def test_restored_trainer_gives_identical_losses_and_weights(optimiser):
     restore_trainer(second, Checkpoint(17, arrays, {"total": 30, "best": None, "damaged": {}, "seconds": 1.0}))
     assert curve(second, 13) == expected[17:]
     for name, array in collect_arrays(second).items():
-        np.testing.assert_array_equal(array, collect_arrays(whole)[name], err_msg=name)
+        np.testing.assert_array_equal(array, collect_arrays(complete)[name], err_msg=name)
 
 
 def test_fit_trains_complete_recipe_without_folder(tmp_path, monkeypatch):
@@ -492,16 +491,16 @@ def test_fit_trains_complete_recipe_without_folder(tmp_path, monkeypatch):
 
 
 def test_logged_loss_is_mean_of_last_ten_steps_also_after_resume(tmp_path):
-    """At the end of an epoch too, and after an interruption."""
-    few = open_data("digits").splits["train"].select(np.arange(384))
-    make = functools.partial(make_trainer, recipe=Recipe(steps=30, batch=32), data=few, total=30)
+    """This holds at the end of an epoch, too, and after an interruption."""
+    subset = open_data("digits").splits["train"].select(np.arange(384))
+    make = functools.partial(make_trainer, recipe=Recipe(steps=30, batch=32), data=subset, total=30)
     expected = curve(make(), 30)
-    wanted = {step: np.mean(expected[max(step - 10, 0) : step]) for step in (10, 12, 20, 24, 30)}
+    means = {step: np.mean(expected[max(step - 10, 0) : step]) for step in (10, 12, 20, 24, 30)}
 
     def logged(trainer, name, until=None):
-        found, stop, update = {}, StopSignal(), trainer.update
-        log = _Silent()
-        log.write = lambda event, **fields: found.update({fields["step"]: fields["loss"]} if event == "step" else {})
+        losses, stop, update = {}, StopSignal(), trainer.update
+        log = _SilentLog()
+        log.write = lambda event, **fields: losses.update({fields["step"]: fields["loss"]} if event == "step" else {})
 
         def interrupted(batch, stop):
             stop.signal = signal.SIGTERM if trainer.step + 1 == until else 0
@@ -510,16 +509,16 @@ def test_logged_loss_is_mean_of_last_ten_steps_also_after_resume(tmp_path):
         trainer.update = interrupted
         with contextlib.suppress(Interrupted):
             trainer.fit(log=log, checkpoints=tmp_path / name / "checkpoints", state=STATE, stop=stop)
-        return found
+        return losses
 
     trainer = make()
     assert trainer.loader.steps == 12
-    assert logged(trainer, "whole") == pytest.approx(wanted, rel=1e-12)
+    assert logged(trainer, "complete") == pytest.approx(means, rel=1e-12)
     assert list(logged(make(), "killed", until=19)) == [10, 12]
     resumed = make()
     assert resume(resumed, tmp_path / "killed", {})[0].step == 19
-    found = logged(resumed, "killed")
-    assert found == pytest.approx({step: wanted[step] for step in (20, 24, 30)}, rel=1e-12)
+    losses = logged(resumed, "killed")
+    assert losses == pytest.approx({step: means[step] for step in (20, 24, 30)}, rel=1e-12)
 
 
 def test_sigmoid_loss_equals_binary_cross_entropy():
@@ -528,8 +527,8 @@ def test_sigmoid_loss_equals_binary_cross_entropy():
     images, labels = torch.randn(4, 1, 8, 8), torch.tensor([1, 2, 3, 4])
     logits = torch.randn(4, 10)
     trainer.objective.model.forward = lambda _: logits
-    wanted = F.binary_cross_entropy_with_logits(logits, F.one_hot(labels, 10).float(), reduction="none").sum(1)
-    torch.testing.assert_close(trainer.objective(images, labels, None, None), wanted)
+    expected = F.binary_cross_entropy_with_logits(logits, F.one_hot(labels, 10).float(), reduction="none").sum(1)
+    torch.testing.assert_close(trainer.objective(images, labels, None, None), expected)
 
 
 def test_freeze_trains_only_the_head():
@@ -541,7 +540,7 @@ def test_freeze_trains_only_the_head():
 
 
 def test_skipped_samples_have_weight_zero(tmp_path):
-    """A damaged image leaves the loss and the gradient of the others as they are."""
+    """A corrupt image does not change the loss of the other images."""
     digits = open_data("digits").splits["train"].select(np.arange(8))
     from PIL import Image
 
@@ -549,10 +548,12 @@ def test_skipped_samples_have_weight_zero(tmp_path):
     for index in range(8):
         paths.append(str(tmp_path / f"{index}.png"))
         Image.fromarray(digits.images[index][..., 0]).save(paths[-1])
-    broken = list(paths)
-    broken[3] = str(tmp_path / "broken.png")
+    paths_with_missing = list(paths)
+    paths_with_missing[3] = str(tmp_path / "broken.png")
     recipe = Recipe(steps=1, batch=8, on_damage="skip", augment={"mixup": 0.5})
-    trainers = [make_trainer(recipe=recipe, data=Split("train", some, digits.labels)) for some in (paths, broken)]
+    trainers = [
+        make_trainer(recipe=recipe, data=Split("train", files, digits.labels)) for files in (paths, paths_with_missing)
+    ]
     losses = [curve(trainer, 1)[0] for trainer in trainers]
     assert losses[1] == pytest.approx(losses[0] * 7 / 8, rel=1e-5)  # all losses are log 10 before the first step
 
@@ -560,19 +561,19 @@ def test_skipped_samples_have_weight_zero(tmp_path):
 def test_tensorboard_reads_event_files(tmp_path):
     from vitrail.training.tensorboard import EventFile
 
-    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = EventFile(tmp_path)
     for step in (1, 300, 70_000):
         events.add_scalars(step, {"step/loss": 1 / step, "evaluate/accuracy": 0.25})
     events.close()
-    read = reading.EventAccumulator(str(tmp_path))
-    read.Reload()
-    assert [(event.step, event.value) for event in read.Scalars("step/loss")] == [
+    accumulator = event_accumulator.EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    assert [(event.step, event.value) for event in accumulator.Scalars("step/loss")] == [
         (1, 1.0),
         (300, pytest.approx(1 / 300)),
         (70_000, pytest.approx(1 / 70_000)),
     ]
-    assert len(read.Scalars("evaluate/accuracy")) == 3
+    assert len(accumulator.Scalars("evaluate/accuracy")) == 3
 
 
 def test_metrics_log_writes_json_lines(tmp_path):

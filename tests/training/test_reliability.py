@@ -1,4 +1,4 @@
-"""Training that nothing can kill: the numbered proofs R1 to R11 on real runs (R2 and R4 in test_checkpoint.py)."""
+"""Reliability of training: the numbered proofs R1 to R11 on real runs (R2 and parts of R4 in test_checkpoint.py)."""
 
 import hashlib
 import html.parser
@@ -64,9 +64,9 @@ def command(output, *more, ranks=1, settings=()):
     if ranks > 1:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port"]
         start = [*torchrun, str(random.randrange(20_000, 60_000)), "-m", "vitrail"]
-    given = {word.partition("=")[0] for word in settings}  # a setting may be given once
-    usual = [word for word in QUICK if word.partition("=")[0] not in given]
-    return [*start, "train", *usual, *settings, "--output", str(output), *more]
+    overridden = {setting.partition("=")[0] for setting in settings}  # a setting may be given only once
+    defaults = [word for word in QUICK if word.partition("=")[0] not in overridden]
+    return [*start, "train", *defaults, *settings, "--output", str(output), *more]
 
 
 def start(output, *more, **options):
@@ -85,12 +85,11 @@ def fingerprint(output):
 
 def events(output, kind=None):
     lines = (Path(output) / "metrics.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    return [event for event in found if kind is None or event["event"] == kind]
+    return [event for event in map(json.loads, lines) if kind is None or event["event"] == kind]
 
 
 def wait_for_step(process, output, step):
-    """Until the run has written a step, or has ended."""
+    """Wait until the run has logged a step, or has ended."""
     while process.poll() is None:
         path = Path(output) / "metrics.jsonl"
         if path.exists() and any(event["step"] >= step for event in events(output, "step")):
@@ -99,7 +98,7 @@ def wait_for_step(process, output, step):
 
 
 def wait_for_more_steps(process, output, lines, before):
-    """Until the process itself has written some lines about steps, or has ended."""
+    """Wait until the process has logged `lines` steps after the first `before` bytes of the log, or has ended."""
     path = Path(output) / "metrics.jsonl"
     while process.poll() is None:
         if path.exists() and path.read_bytes()[before:].count(b'"event": "step"') >= lines:
@@ -109,7 +108,7 @@ def wait_for_more_steps(process, output, lines, before):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The run that nobody killed."""
+    """Return the folder of a run that was not interrupted."""
     output = tmp_path_factory.mktemp("undisturbed") / "run"
     process = start(output)
     out, err = process.communicate()
@@ -136,25 +135,25 @@ def undisturbed(tmp_path_factory):
 def test_r1_resume_after_random_sigkills_gives_identical_weights(undisturbed, tmp_path, kills):
     output = tmp_path / "run"
     path = output / "metrics.jsonl"
-    chance = random.Random(kills)
-    done = resumed = 0
+    rng = random.Random(kills)
+    killed = resumed = 0
     while True:
         before = path.stat().st_size if path.exists() else 0
         process = start(output, "--resume", "auto")
-        if done < kills:
-            # After 30 steps at least, so that each process has trained and saved before it is killed.
-            wait_for_more_steps(process, output, 3 + chance.randrange(3), before)
-            time.sleep(chance.random() * 0.2)
+        if killed < kills:
+            # Kill after at least 30 steps, so that each process has trained and saved.
+            wait_for_more_steps(process, output, 3 + rng.randrange(3), before)
+            time.sleep(rng.random() * 0.2)
             process.kill()
         _, err = process.communicate()
-        done += process.returncode == -signal.SIGKILL
+        killed += process.returncode == -signal.SIGKILL
         resumed += "resuming after step" in err
         if process.returncode == 0:
             assert fingerprint(output) == fingerprint(undisturbed)
             assert all(event["step"] > 0 and event["exact"] for event in events(output, "resume"))
-            if done >= kills:
+            if killed >= kills:
                 break
-            shutil.rmtree(output)  # it was done before it could be killed: once more
+            shutil.rmtree(output)  # the run ended before it was killed often enough: start again
         else:
             assert process.returncode == -signal.SIGKILL, err
     assert resumed >= kills // 2
@@ -179,8 +178,8 @@ def test_r3_full_disk_loses_one_checkpoint_and_run_continues(tmp_path, capsys):
             with pytest.raises(VitrailError, match=r"step-000000010.* of \d+,\d+.* bytes cannot be written"):
                 save_trainer(trainer, output / "checkpoints", STATE, log, required=True)
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-            newest, complaints = load_newest(output / "checkpoints")
-            assert (newest.step, complaints) == (5, {})
+            newest, errors = load_newest(output / "checkpoints")
+            assert (newest.step, errors) == (5, {})
             save_trainer(trainer, output / "checkpoints", STATE, log)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -196,9 +195,9 @@ def test_r3_full_disk_loses_log_lines_and_run_continues(tmp_path, capsys):
     with RunLog(tmp_path, 3, writes=True) as log:
         log.write("step", step=1, loss=1.0)
         log.write("step", step=2, loss=1.0)
-    words = capsys.readouterr().err.splitlines()
-    assert words[0].startswith("warning: metrics.jsonl cannot be written (No space left on device)")
-    assert words[1:] == ["warning: 2 lines of metrics.jsonl could not be written"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("warning: metrics.jsonl cannot be written (No space left on device)")
+    assert lines[1:] == ["warning: 2 lines of metrics.jsonl could not be written"]
 
 
 def test_incomplete_last_line_does_not_corrupt_next_line(tmp_path):
@@ -217,17 +216,19 @@ def test_read_events_drops_invalid_events(tmp_path):
         {"event": "probe", "step": 0, "accuracy": 0.5, "count": 3},
         {"event": "resume"},
     ]
-    hostile = (None, "x", True, [], {}, 10**400, float("nan"))
-    shown = {
+    invalid_values = (None, "x", True, [], {}, 10**400, float("nan"))
+    fields = {
         "step": ("step", "learning_rate", "images_per_second", "loss"),
         "evaluate": ("step", "count", "loss"),
         "probe": ("accuracy", "count"),
     }
     path = tmp_path / "metrics.jsonl"
     for event in events[:3]:
-        for name in shown[event["event"]]:
-            forged = [{**event, name: value} for value in hostile if value is not None or name in ("step", "count")]
-            forged.append({other: event[other] for other in event if other != name})
+        for name in fields[event["event"]]:
+            forged = [
+                {**event, name: value} for value in invalid_values if value is not None or name in ("step", "count")
+            ]
+            forged.append({key: event[key] for key in event if key != name})
             path.write_text("".join(json.dumps(line) + "\n" for line in (*events, *forged, {"event": []}, [], None)))
             assert read_events(path) == events
 
@@ -251,8 +252,8 @@ def test_r4_corrupt_checkpoints_do_not_count_as_kept_ones(tmp_path):
         again.options = Options(keep=1)
         curve(again, 2)
         save_trainer(again, folder, STATE, log)
-    newest, complaints = load_newest(folder)
-    assert (newest.step, complaints) == (12, {})
+    newest, errors = load_newest(folder)
+    assert (newest.step, errors) == (12, {})
     assert (folder / "damaged-step-000000015").is_dir()
 
 
@@ -267,7 +268,7 @@ def test_r4_resume_falls_back_to_older_checkpoint_with_note(call, undisturbed, t
     process = start(output, "--resume", "auto")
     _, err = process.communicate()
     assert process.returncode == 0, err
-    assert f"note: {str(path)!r} is damaged" in err
+    assert f"note: {str(path)!r} is corrupt" in err
     assert f"resuming after step {steps[-2]}" in err
     assert fingerprint(output) == fingerprint(undisturbed)
     for step in list_steps(output / "checkpoints"):
@@ -295,11 +296,11 @@ def test_r5_unwritable_output_is_rejected_before_any_work(tmp_path, capsys):
         (tmp_path / "foreign", ("--force",)),
         (tmp_path / "foreign", ("--resume", "auto")),
     ):
-        with pytest.raises(SystemExit) as leaving:
+        with pytest.raises(SystemExit) as exit_info:
             main(["train", *QUICK, "--output", str(output), *more])
-        words = capsys.readouterr().err
-        assert leaving.value.code == 2, (output, words)
-        assert len(words.strip().splitlines()) == 1
+        message = capsys.readouterr().err
+        assert exit_info.value.code == 2, (output, message)
+        assert len(message.strip().splitlines()) == 1
     assert (tmp_path / "foreign" / "thesis.txt").read_text() == "x"
 
 
@@ -311,7 +312,7 @@ def test_r5_existing_run_is_rejected_unless_forced_or_resumed_unchanged(call, un
     assert done.returncode == 2
     assert "seed that it started with, got 1 after 0" in done.stderr
     before = fingerprint(output)
-    process = start(output, "--resume", "auto")  # a run that is done stays as it is
+    process = start(output, "--resume", "auto")  # a complete run stays unchanged
     process.communicate()
     assert (process.returncode, fingerprint(output)) == (0, before)
 
@@ -332,13 +333,13 @@ def test_run_killed_before_first_checkpoint_starts_from_scratch(undisturbed, tmp
 
 
 def test_ranks_with_different_folders_are_rejected(undisturbed):
-    class Apart(Ranks):
-        def gather(self, thing):
-            return [thing, 0]
+    class SeparateRanks(Ranks):
+        def gather(self, value):
+            return [value, 0]
 
     recipe = find_recipe("small").with_length(epochs=None, steps=120, minutes=None)
     trainer = make_trainer(recipe=recipe.replace(average=0.99))
-    trainer.ranks = Apart()
+    trainer.ranks = SeparateRanks()
     with pytest.raises(UsageError, match="one folder that all ranks see, got checkpoints of steps 120, 0"):
         resume(trainer, undisturbed, {})
 
@@ -353,7 +354,7 @@ def test_changed_threads_and_precision_are_noted_on_resume(undisturbed, tmp_path
     assert "note: threads is 2 after 1: the last bits" in err
     assert "note: amp is True after False" in err
     assert events(output, "resume")[-1]["exact"] is False
-    assert "under other circumstances" in (output / "report.html").read_text()
+    assert "under other conditions" in (output / "report.html").read_text()
 
 
 SIGNALLED = """
@@ -371,8 +372,8 @@ main(sys.argv[1:])
 
 
 def test_sigterm_after_last_step_ends_run(tmp_path):
-    words = ["train", "digits", "--model", "ViT-Pico/2", "--steps", "2", "--output", tmp_path / "run"]
-    done = subprocess.run([sys.executable, "-c", SIGNALLED, *words], capture_output=True, text=True, check=False)
+    arguments = ["train", "digits", "--model", "ViT-Pico/2", "--steps", "2", "--output", tmp_path / "run"]
+    done = subprocess.run([sys.executable, "-c", SIGNALLED, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 143, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -405,7 +406,7 @@ def test_sighup_ends_run_with_checkpoint_unless_ignored_by_nohup(tmp_path, start
 
 
 def workers_of(process):
-    """Ids of the processes that torchrun has started."""
+    """Return the ids of the processes that torchrun has started."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [int(pid) for pid in children if b"vitrail" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
@@ -423,7 +424,7 @@ def test_r6_signal_ends_run_after_complete_step_with_checkpoint(undisturbed, tmp
     process = start(output, ranks=ranks)
     wait_for_step(process, output, 30)
     sent = time.monotonic()
-    # One of the ranks hears it, and all of them stop.
+    # One rank receives the signal, and all ranks stop.
     os.kill(process.pid if ranks == 1 else workers_of(process)[-1], number)
     _, err = process.communicate()
     assert time.monotonic() - sent < 10
@@ -455,11 +456,11 @@ main(sys.argv[2:])
 
 @pytest.mark.parametrize("patience", [1.0, pytest.param(25.0, marks=pytest.mark.slow)])
 def test_waiting_rank_ends_soon_after_sigterm(tmp_path, patience):
-    """In `init_process_group`, where no signal handler of Python runs."""
-    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    words = [sys.executable, "-c", ALONE, str(patience), "train", *QUICK, "--output", str(tmp_path / "run")]
+    """The rank waits in `init_process_group`, where signal handlers of Python do not run."""
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    arguments = [sys.executable, "-c", ALONE, str(patience), "train", *QUICK, "--output", str(tmp_path / "run")]
     process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **place}
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
     )
     process.stdout.readline()
     time.sleep(2)
@@ -474,26 +475,26 @@ def test_waiting_rank_ends_soon_after_sigterm(tmp_path, patience):
 
 
 def test_join_ranks_waits_for_threads_before_exit(monkeypatch):
-    """gloo's own need Python's lock once more after the last collective; a Python that ends meanwhile aborts."""
+    """Threads of gloo need the GIL after the last collective; if the interpreter exits meanwhile, it aborts."""
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("vitrail.training.ranks._connect", lambda backend: None)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
-    late = threading.Thread(target=time.sleep, args=(0.3,))
+    thread = threading.Thread(target=time.sleep, args=(0.3,))
     with join_ranks("cpu"):
-        late.start()
-    assert not late.is_alive()
+        thread.start()
+    assert not thread.is_alive()
 
 
 def free_port():
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return trial.getsockname()[1]
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        return free_socket.getsockname()[1]
 
 
 @pytest.mark.slow
 def test_rank_inside_collective_ends_soon_after_sigterm(tmp_path):
-    """The other one is stopped, and neither answers nor closes its connection."""
+    """The other rank is stopped: it neither responds nor closes its connection."""
     process = start(tmp_path / "run", ranks=2)
     wait_for_step(process, tmp_path / "run", 10)
     first, second = workers_of(process)
@@ -517,8 +518,8 @@ def is_alive(pid):
 
 
 @pytest.fixture(scope="module")
-def quiet_pair(tmp_path_factory):
-    """The run of two ranks that nobody killed."""
+def undisturbed_pair(tmp_path_factory):
+    """Return the folder of a run with two ranks that was not interrupted."""
     output = tmp_path_factory.mktemp("quiet") / "run"
     process = start(output, ranks=2)
     _, err = process.communicate()
@@ -528,20 +529,20 @@ def quiet_pair(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", range(20))
-def test_r7_restart_after_killed_rank_gives_identical_weights(quiet_pair, tmp_path, trial):
-    """Either rank, at any moment: every fourth one while the ranks are still connecting."""
-    output, chance = tmp_path / "run", random.Random(trial)
-    words = command(output, "--resume", "auto", ranks=2)
-    words.insert(words.index("--nproc-per-node"), "--max-restarts=3")
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+def test_r7_restart_after_killed_rank_gives_identical_weights(undisturbed_pair, tmp_path, trial):
+    """Kill a random rank at a random time; in every fourth trial, while the ranks are still connecting."""
+    output, rng = tmp_path / "run", random.Random(trial)
+    arguments = command(output, "--resume", "auto", ranks=2)
+    arguments.insert(arguments.index("--nproc-per-node"), "--max-restarts=3")
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if is_early := trial % 4 == 3:
         while len(workers_of(process)) < 2:
             time.sleep(0.05)
-        time.sleep(2 + 3 * chance.random())
+        time.sleep(2 + 3 * rng.random())
     else:
-        wait_for_step(process, output, 10 + chance.randrange(60))
-        time.sleep(chance.random() * 0.2)
-    killed, survivor = chance.sample(workers_of(process), 2)
+        wait_for_step(process, output, 10 + rng.randrange(60))
+        time.sleep(rng.random() * 0.2)
+    killed, survivor = rng.sample(workers_of(process), 2)
     os.kill(killed, signal.SIGKILL)
     began = time.monotonic()
     while is_alive(survivor):
@@ -550,14 +551,16 @@ def test_r7_restart_after_killed_rank_gives_identical_weights(quiet_pair, tmp_pa
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert is_early or len(events(output, "resume")) == 1
-    assert fingerprint(output) == fingerprint(quiet_pair)
+    assert fingerprint(output) == fingerprint(undisturbed_pair)
 
 
 @pytest.mark.slow
 def test_r8_changing_number_of_ranks_gives_same_weights_up_to_rounding(tmp_path, capsys):
-    """Sample ids and pixels of every step are equal (tests/data/test_loader.py); weights differ by the order of sums.
-    Dropout is drawn for each rank, so there is none here; AdamW and Muon divide by the size of gradients and so make
-    rounding as large as any step, so the optimiser is SGD."""
+    """Samples and pixels of every step are equal (tests/data/test_loader.py); weights differ by the order of sums.
+
+    Dropout is off, because it is drawn for each rank. The optimiser is SGD, because AdamW and Muon divide by the norm
+    of gradients, which amplifies rounding errors.
+    """
     output, alone = tmp_path / "run", tmp_path / "alone"
     plain = ("model.dropout=0", "optimiser=sgd", "learning_rate=0.1")
     for folder, ranks, stop_at in ((alone, 1, None), (output, 1, 30), (output, 2, 70), (output, 1, None)):
@@ -569,16 +572,16 @@ def test_r8_changing_number_of_ranks_gives_same_weights_up_to_rounding(tmp_path,
         assert stop_at or process.returncode == 0, err
     assert "ranks is 1 after 2" in err
     ours, theirs = (load_file(path / "bundle" / "model.safetensors") for path in (output, alone))
-    gap = max((ours[name] - theirs[name]).abs().max().item() for name in theirs)
+    difference = max((ours[name] - theirs[name]).abs().max().item() for name in theirs)
     with capsys.disabled():
-        print(f" [largest difference of a weight: {gap:.1e}]", end="")  # noqa: T201
-    assert 0 < gap < 1e-5
+        print(f" [largest difference of a weight: {difference:.1e}]", end="")  # noqa: T201
+    assert 0 < difference < 1e-5
 
 
 # R9
 
 
-def photos(folder, count=24):
+def write_photos(folder, count=24):
     rng = np.random.default_rng(0)
     for index in range(count):
         path = folder / "ab"[index % 2] / f"{index:02d}.png"
@@ -588,7 +591,7 @@ def photos(folder, count=24):
 
 
 def test_r9_corrupt_images_follow_policy_and_are_recorded(call, tmp_path, monkeypatch):
-    folder = photos(tmp_path / "data")
+    folder = write_photos(tmp_path / "data")
     for index in (4, 11):
         (folder / "ab"[index % 2] / f"{index:02d}.png").write_bytes(b"not a picture")
     recipe = Recipe(epochs=1, batch=8, holdout=0.0, preprocess={"crop_fraction": 1.0})
@@ -601,22 +604,22 @@ def test_r9_corrupt_images_follow_policy_and_are_recorded(call, tmp_path, monkey
         output = tmp_path / policy
         train(str(folder), output=output, recipe=recipe.replace(on_damage=policy), **settings)
         provenance = json.loads((output / "bundle" / "provenance.json").read_text())
-        named = {Path(path).name for path in provenance["damaged"]["files"]}
-        assert named == {Path(event["file"]).name for event in events(output, "damaged")} == {"04.png", "11.png"}
+        names = {Path(path).name for path in provenance["damaged"]["files"]}
+        assert names == {Path(event["file"]).name for event in events(output, "damaged")} == {"04.png", "11.png"}
         assert provenance["damaged"]["policy"] == policy
         assert "04.png" in (output / "report.html").read_text()
 
 
 def test_r9_checkpoints_within_an_epoch_store_corrupt_images(tmp_path):
-    folder = photos(tmp_path / "data")
+    folder = write_photos(tmp_path / "data")
     for index in range(24):
         if index not in (3, 6, 9, 12):
             (folder / "ab"[index % 2] / f"{index:02d}.png").write_bytes(b"not a picture")
     recipe = Recipe(epochs=2, batch=4, holdout=0.0, on_damage="skip", preprocess={"crop_fraction": 1.0})
     output = tmp_path / "run"
 
-    class Impatient(StopSignal):
-        """As if a signal came during each step of the first three."""
+    class SignalInThirdStep(StopSignal):
+        """Stop signal that reports SIGTERM in the third step."""
 
         steps = 0
 
@@ -633,7 +636,7 @@ def test_r9_checkpoints_within_an_epoch_store_corrupt_images(tmp_path):
             pass
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitrail.training.run.StopSignal", Impatient)
+        patch.setattr("vitrail.training.run.StopSignal", SignalInThirdStep)
         with pytest.raises(VitrailError, match="stopped by SIGTERM after step 3"):
             train(str(folder), "ViT-Pico/2", output, recipe, Options(workers=0))
     state = load_newest(output / "checkpoints")[0].state
@@ -645,8 +648,8 @@ def test_r9_checkpoints_within_an_epoch_store_corrupt_images(tmp_path):
 
 def test_r9_evaluation_skips_corrupt_images_without_substitutes(tmp_path):
     folder = tmp_path / "data"
-    photos(folder / "train")
-    photos(folder / "test", count=8)
+    write_photos(folder / "train")
+    write_photos(folder / "test", count=8)
     for index in (2, 5):
         (folder / "test" / "ab"[index % 2] / f"{index:02d}.png").write_bytes(b"not a picture")
     recipe = Recipe(epochs=1, batch=8, holdout=0.0, on_damage="substitute", preprocess={"crop_fraction": 1.0})
@@ -655,7 +658,7 @@ def test_r9_evaluation_skips_corrupt_images_without_substitutes(tmp_path):
 
 
 def test_r9_data_without_readable_images_raises(tmp_path):
-    folder = photos(tmp_path / "data")
+    folder = write_photos(tmp_path / "data")
     for path in folder.glob("*/*.png"):
         path.write_bytes(b"not a picture")
     recipe = Recipe(epochs=1, batch=8, holdout=0.0, on_damage="skip", preprocess={"crop_fraction": 1.0})
@@ -675,10 +678,10 @@ def test_r10_nonfinite_loss_stops_run_or_skips_step(tmp_path, policy):
         vitrail.create("ViT-Pico/2"), EYE, data["train"], data["test"], recipe, Options(workers=0), Ranks()
     )
     trainer.total = 40
-    healthy = trainer.objective.forward
+    original_forward = trainer.objective.forward
 
     def forward(*arguments):
-        losses = healthy(*arguments)
+        losses = original_forward(*arguments)
         return losses * math.nan if trainer.step == 30 else losses
 
     trainer.objective.forward = forward
@@ -688,10 +691,10 @@ def test_r10_nonfinite_loss_stops_run_or_skips_step(tmp_path, policy):
                 trainer.fit(log=log, checkpoints=tmp_path / "checkpoints", stop=StopSignal())
         else:
             trainer.fit(log=log, checkpoints=tmp_path / "checkpoints", stop=StopSignal())
-    (broken,) = events(tmp_path, "nonfinite")
+    (event,) = events(tmp_path, "nonfinite")
     order = trainer.loader.order(30 // trainer.loader.steps)
     offset = 30 % trainer.loader.steps
-    assert broken["samples"] == order[offset * 64 : (offset + 1) * 64].tolist()
+    assert event["samples"] == order[offset * 64 : (offset + 1) * 64].tolist()
     newest, _ = load_newest(tmp_path / "checkpoints")
     assert newest.step == (40 if policy == "skip" else 23)
     assert all(np.isfinite(array).all() for array in newest.arrays.values())
@@ -703,18 +706,18 @@ def test_r10_nonfinite_loss_stops_run_or_skips_step(tmp_path, policy):
 
 
 class Elements(html.parser.HTMLParser):
-    """What elements and attributes a page really has."""
+    """Parser that collects the elements of a page with their attributes."""
 
     def __init__(self, text):
         super().__init__()
-        self.found = []
+        self.elements = []
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
-        self.found.append((tag, {name for name, _ in attributes}))
+        self.elements.append((tag, {name for name, _ in attributes}))
 
 
-STRANGE = [
+HOSTILE_LABELS = [
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
     "&lt;b&gt;",
@@ -726,7 +729,7 @@ STRANGE = [
 
 def test_r11_hostile_names_are_escaped_in_report(tmp_path):
     folder = tmp_path / "data"
-    for number, label in enumerate(STRANGE):
+    for number, label in enumerate(HOSTILE_LABELS):
         for index in range(4):
             path = folder / label.replace("/", "\u2215") / f"{'<b>' if index else 'x'}{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -736,40 +739,40 @@ def test_r11_hostile_names_are_escaped_in_report(tmp_path):
     train(str(folder), "ViT-Pico/2", output, recipe, Options(workers=0))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "run"]
     labels = json.loads((output / "bundle" / "labels.json").read_text())
-    assert labels == sorted(label.replace("/", "\u2215") for label in STRANGE)
+    assert labels == sorted(label.replace("/", "\u2215") for label in HOSTILE_LABELS)
     page = (output / "report.html").read_text()
-    elements = Elements(page).found
-    assert [tag for tag, _ in elements].count("script") == 1  # the language's
+    elements = Elements(page).elements
+    assert [tag for tag, _ in elements].count("script") == 1  # of the language switch
     assert not any(name.startswith("on") for _, names in elements for name in names)
     assert sum(tag == "img" for tag, _ in elements) == page.count("data:image/png;base64")
 
 
 def test_names_without_utf8_are_escaped(call, tmp_path):
-    """Of data, output, cache, bundle and a damaged file: they are escaped where a file must be UTF-8."""
-    strange = tmp_path / os.fsdecode(b"caf\xe9")
-    photos(strange / "data")
-    (strange / "data" / "a" / os.fsdecode(b"\xff.png")).write_bytes(b"not a picture")
+    """Names of data, output, cache, bundle and a corrupt file are escaped in files that must be UTF-8."""
+    parent = tmp_path / os.fsdecode(b"caf\xe9")
+    write_photos(parent / "data")
+    (parent / "data" / "a" / os.fsdecode(b"\xff.png")).write_bytes(b"not a picture")
     settings = ("--epochs", "2", "--set", "on_damage=skip", "batch=8", "holdout=0.3", "preprocess.crop_fraction=1.0")
-    run, tuned = strange / "run", strange / "tuned"
-    train = ("train", strange / "data", "--model", "ViT-Pico/2", "--output", run, "--cache", strange / "cache")
-    finetune = ("finetune", run / "bundle", strange / "data", "--output", tuned)
-    for words, output in ((train, run), (finetune, tuned)):
-        done = call(*words, *settings)
+    run, tuned = parent / "run", parent / "tuned"
+    train = ("train", parent / "data", "--model", "ViT-Pico/2", "--output", run, "--cache", parent / "cache")
+    finetune = ("finetune", run / "bundle", parent / "data", "--output", tuned)
+    for arguments, output in ((train, run), (finetune, tuned)):
+        done = call(*arguments, *settings)
         assert done.returncode == 0, done.stderr
         assert tomllib.loads((output / "config.toml").read_text("utf-8"))["data"] == f"{tmp_path}/caf\\udce9/data"
         assert "caf\\udce9" in (output / "report.html").read_text("utf-8")
         provenance = vitrail.load(output / "bundle").provenance
         assert list(provenance["damaged"]["files"]) == [f"{tmp_path}/caf\\udce9/data/a/\\udcff.png"]
         (event,) = events(output, "damaged")
-        assert event["file"] == str(strange / "data" / "a" / os.fsdecode(b"\xff.png"))
-        done = call(*words, *settings, "--resume", "auto")
+        assert event["file"] == str(parent / "data" / "a" / os.fsdecode(b"\xff.png"))
+        done = call(*arguments, *settings, "--resume", "auto")
         assert "resuming after step" in done.stderr
-        assert len(events(output, "damaged")) == 1  # the checkpoint knows it by its true name
+        assert len(events(output, "damaged")) == 1  # the checkpoint stores the original name
     assert provenance["finetuned_from"]["bundle"] == f"{tmp_path}/caf\\udce9/run/bundle"
     assert "caf\\udce9" in (tuned / "bundle" / "README.md").read_text("utf-8")
 
 
-# What is left of a run
+# The bundle of a run
 
 
 def test_bundle_of_run_has_scores_of_run(undisturbed):

@@ -1,4 +1,4 @@
-"""Resuming runs that were killed: those of older versions, and those with a damaged checkpoint."""
+"""Resuming killed runs: runs of older versions, and runs with a corrupt checkpoint."""
 
 import json
 import shutil
@@ -48,12 +48,12 @@ COMMAND = (
 
 
 def forge(folder, change, arrays=None):
-    """Change the state (and tensors) of a checkpoint and make its manifest agree."""
+    """Change the state (and tensors) of a checkpoint and rewrite its manifest."""
     state = json.loads((folder / "state.json").read_text())
     (folder / "state.json").write_text(json.dumps(change(state) or state))
     if arrays is not None:
-        found = numpy_file(folder / "tensors.safetensors")
-        save_file(arrays(found) or found, folder / "tensors.safetensors")
+        tensors = numpy_file(folder / "tensors.safetensors")
+        save_file(arrays(tensors) or tensors, folder / "tensors.safetensors")
     (folder / MANIFEST).unlink()
     _write_manifest(folder)
 
@@ -72,36 +72,38 @@ def test_resumed_run_of_version_0_1_ends_near_weights_of_new_run(call, run, tmp_
     assert (resumed["step"], events(run, "end")[0]["step"]) == (33, 66)
     page = (run / "report.html").read_text()
     assert "Loss: " in page
-    assert 'value="seconds"' in page  # of the second half: version 0.1 recorded none
-    assert call(*COMMAND, "--output", tmp_path / "anew").returncode == 0
-    ours, anew = (load_file(folder / "bundle" / "model.safetensors") for folder in (run, tmp_path / "anew"))
+    assert 'value="seconds"' in page  # of the second half: version 0.1 did not record seconds
+    assert call(*COMMAND, "--output", tmp_path / "new").returncode == 0
+    resumed_weights, new_weights = (
+        load_file(folder / "bundle" / "model.safetensors") for folder in (run, tmp_path / "new")
+    )
     half = load_file(HALF_WAY / "checkpoints" / "step-000000033" / "tensors.safetensors")
-    for name, tensor in anew.items():
-        # The first half ran on another machine: not the same bits, but far nearer than the second half moved them.
-        way = float((tensor - half[f"average/model.{name}"]).abs().max())
-        apart = (ours[name] - tensor).abs()
-        if name.endswith("attn.qkv.bias"):  # of keys its gradient is rounding, which AdamW enlarges
-            apart[len(apart) // 3 : 2 * len(apart) // 3] = 0
-        assert float(apart.max()) <= 1e-3 + 0.02 * way, name
+    for name, tensor in new_weights.items():
+        # The first half ran on another machine: weights differ, but much less than training changes them.
+        change = float((tensor - half[f"average/model.{name}"]).abs().max())
+        difference = (resumed_weights[name] - tensor).abs()
+        if name.endswith("attn.qkv.bias"):  # the gradient of the key bias is only rounding, which AdamW amplifies
+            difference[len(difference) // 3 : 2 * len(difference) // 3] = 0
+        assert float(difference.max()) <= 1e-3 + 0.02 * change, name
 
 
 def test_resume_uses_defaults_for_settings_newer_than_run(call, run):
     folder = run / "checkpoints" / "step-000000033"
 
-    def age(state):
+    def remove_newer_settings(state):
         for part, name in (("recipe", "least_steps"), ("model", "wrap"), ("preprocess", "jpeg")):
             del state[part][name]
         del state["recipe"]["augment"]["erasing"]
 
-    forge(folder, age)
+    forge(folder, remove_newer_settings)
     done = call(*COMMAND, "--output", run, "--resume", "auto")
     assert done.returncode == 0, done.stderr
     assert "resuming after step 33 of 66" in done.stderr
 
 
 def test_read_state_completes_state_of_older_version():
-    recipe = Recipe.from_json(STATE["recipe"]).to_json()  # with the defaults of settings that are newer
-    newer = {
+    recipe = Recipe.from_json(STATE["recipe"]).to_json()  # with the defaults of newer settings
+    defaults = {
         "left_out": 0,
         "latest": None,
         "start": None,
@@ -111,31 +113,31 @@ def test_read_state_completes_state_of_older_version():
         "rate_scale": 1.0,
     }
     model = read_model(STATE["model"]).to_document()
-    assert read_state(STATE) == {**STATE, "recipe": recipe, "model": model, **newer}
+    assert read_state(STATE) == {**STATE, "recipe": recipe, "model": model, **defaults}
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"recipe": {"unheard": 1}}, "Recipe has unknown fields: unheard."),
         ({"recipe": {"batch": 0}}, "Batch must be an integer from 1 to 1,000,000, got 0."),
         ({"model": None}, "Model must be a JSON object, got NoneType."),
     ],
 )
-def test_state_of_newer_version_raises_one_line_error(call, run, change, words):
+def test_state_of_newer_version_raises_one_line_error(call, run, change, message):
     forge(run / "checkpoints" / "step-000000033", lambda state: {**state, **change})
     done = call(*COMMAND, "--output", run, "--resume", "auto")
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1
-    assert line == f"vitrail: Checkpoint has a state that this version cannot read: {words}"
+    assert line == f"vitrail: Checkpoint has a state that this version cannot read: {message}"
 
 
 def test_resume_names_corrupt_checkpoint_and_uses_previous_one(call, run):
     folder = run / "checkpoints" / "step-000000033"
     shutil.copytree(folder, older := run / "checkpoints" / "step-000000022")
     forge(older, lambda state: {**state, "step": 22})
-    whole = (folder / "state.json").read_text()
-    (folder / "state.json").write_text(whole.replace('"step": 33', '"step": 32'))
+    text = (folder / "state.json").read_text()
+    (folder / "state.json").write_text(text.replace('"step": 33', '"step": 32'))
     done = call(*COMMAND, "--output", run, "--resume", "auto")
     assert done.returncode == 0, done.stderr
     assert f"note: {str(folder / 'state.json')!r} is corrupt: its checksum is not the one recorded." in done.stderr
@@ -163,7 +165,7 @@ def test_checkpoint_with_tensors_of_other_run_is_rejected(tmp_path):
 
 
 def test_run_with_only_skipped_steps_can_be_resumed(tmp_path):
-    """Without a step, an optimiser has no memory; a checkpoint that says so is whole."""
+    """Without a step, an optimiser has no state, and a checkpoint without state is valid."""
     recipe = Recipe(steps=20, batch=32, on_nonfinite="skip")
     trainer, again = make_trainer(recipe=recipe), make_trainer(recipe=recipe)
     trainer.step = trainer.skipped_steps = 4
@@ -174,7 +176,7 @@ def test_run_with_only_skipped_steps_can_be_resumed(tmp_path):
 
 
 class Factored(torch.optim.Optimizer):
-    """Keeps the mean square of each row and each column instead of each number (as arXiv 1804.04235 does)."""
+    """Optimiser that stores the mean square of each row and column instead of each number (arXiv 1804.04235)."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 1e-3})
@@ -199,15 +201,15 @@ def test_optimiser_state_of_other_shapes_is_restored(tmp_path):
             group["share"] = 1.0
         return trainer
 
-    whole, first, second = make(), make(), make()
-    expected = curve(whole, 12)
+    complete, first, second = make(), make(), make()
+    expected = curve(complete, 12)
     assert curve(first, 7) == expected[:7]
     assert collect_arrays(first)["memory/model.blocks.0.attn.qkv.weight/rows"].shape == (144,)
     with RunLog(tmp_path, 20, writes=False) as log:
         save_trainer(first, tmp_path / "checkpoints", STATE, log)
     assert resume(second, tmp_path, {})[0].step == 7
     assert curve(second, 5) == expected[7:]
-    # What no tensor holds would be forgotten: it is refused before anything is written.
+    # State that is not a tensor would be lost, so it is rejected before anything is written.
     second.optimisers[0].state[second.objective.model.head.bias]["calls"] = 7
     with RunLog(tmp_path, 20, writes=False) as log, pytest.raises(VitrailError, match="got calls of type int from Fac"):
         save_trainer(second, tmp_path / "checkpoints", STATE, log)

@@ -1,4 +1,4 @@
-"""A run from Python: what it returns, what it says, and the states of its folder."""
+"""Runs from Python: results, messages, observers, and the states of the run folder."""
 
 import contextlib
 import json
@@ -26,15 +26,15 @@ ALONE = Options(workers=0)
 
 
 @pytest.fixture(scope="module")
-def few():
-    """Forty digits in memory, and their names."""
+def small_data():
+    """Forty digits in memory, with names of the classes."""
     split = open_data("digits").splits["test"].select(np.arange(40))
     names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
     return Dataset("some digits", names, {"train": split, "test": split.select(np.arange(8), "test")})
 
 
-def test_train_in_quiet_mode_returns_saved_bundle_and_prints_nothing(tmp_path, few, capfd):
-    result = train(few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True)
+def test_train_in_quiet_mode_returns_saved_bundle_and_prints_nothing(tmp_path, small_data, capfd):
+    result = train(small_data, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True)
     assert capfd.readouterr() == ("", "")
     assert result.folder == tmp_path / "run"
     written = vitrail.load(result.folder / "bundle")
@@ -47,41 +47,43 @@ def test_train_in_quiet_mode_returns_saved_bundle_and_prints_nothing(tmp_path, f
     assert written.provenance["data"].startswith("some digits: ")
 
 
-def test_data_without_test_split_is_evaluated_on_held_out_images(tmp_path, few):
-    alone = Dataset("training images", few.labels, {"train": few.splits["train"]})
+def test_data_without_test_split_is_evaluated_on_held_out_images(tmp_path, small_data):
+    alone = Dataset("training images", small_data.labels, {"train": small_data.splits["train"]})
     result = train(alone, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True)
     assert result.scores["split"] == "held-out"
     assert result.sentence.startswith("held-out accuracy ")
 
 
-def test_notes_go_to_stderr_only(tmp_path, few, capfd):
-    train(few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE)
+def test_notes_go_to_stderr_only(tmp_path, small_data, capfd):
+    train(small_data, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE)
     out, err = capfd.readouterr()
     assert not out
     assert "30 images of 10 classes, 10 held out" in err
 
 
-def test_finetune_in_quiet_mode_returns_bundle_with_origin(tmp_path, few, capfd):
-    result = finetune("fashion", few, tmp_path / "run", RECIPE.replace(head="probe", holdout=0.0), ALONE, quiet=True)
+def test_finetune_in_quiet_mode_returns_bundle_with_origin(tmp_path, small_data, capfd):
+    result = finetune(
+        "fashion", small_data, tmp_path / "run", RECIPE.replace(head="probe", holdout=0.0), ALONE, quiet=True
+    )
     assert capfd.readouterr() == ("", "")
-    assert result.bundle.labels == few.labels
+    assert result.bundle.labels == small_data.labels
     assert result.bundle.provenance["finetuned_from"]["bundle"] == "fashion"
 
 
-def test_run_without_evaluation_images_has_no_scores(tmp_path, few):
-    alone = Dataset("training images", few.labels, {"train": few.splits["train"]})
+def test_run_without_evaluation_images_has_no_scores(tmp_path, small_data):
+    alone = Dataset("training images", small_data.labels, {"train": small_data.splits["train"]})
     result = train(alone, "ViT-Pico/2", tmp_path / "run", RECIPE.replace(holdout=0.0), ALONE, quiet=True)
     assert (result.scores, result.sentence) == (None, None)
 
 
-def test_recipe_without_exactly_one_length_is_rejected(tmp_path, few):
-    for lengths, said in (({}, "none"), ({"epochs": 1, "steps": 2}, "epochs=1 and steps=2")):
-        with pytest.raises(UsageError, match=f"one of epochs, steps and minutes, got {said}"):
-            train(few, "ViT-Pico/2", tmp_path / "run", Recipe(**lengths), ALONE, quiet=True)
+def test_recipe_without_exactly_one_length_is_rejected(tmp_path, small_data):
+    for lengths, message in (({}, "none"), ({"epochs": 1, "steps": 2}, "epochs=1 and steps=2")):
+        with pytest.raises(UsageError, match=f"one of epochs, steps and minutes, got {message}"):
+            train(small_data, "ViT-Pico/2", tmp_path / "run", Recipe(**lengths), ALONE, quiet=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_run_folder_reports_its_state(tmp_path, few):
+def test_run_folder_reports_its_state(tmp_path, small_data):
     path = tmp_path / "run"
     new = RunFolder(path, resumes=False, force=False)
     assert new.state is RunFolderState.NEW
@@ -98,61 +100,61 @@ def test_run_folder_reports_its_state(tmp_path, few):
     assert new.state is RunFolderState.BEGUN
     (new.checkpoints / "step-000000001").mkdir()
     assert new.state is RunFolderState.UNDER_WAY
-    train(few, "ViT-Pico/2", path, RECIPE, ALONE, force=True, quiet=True)
+    train(small_data, "ViT-Pico/2", path, RECIPE, ALONE, force=True, quiet=True)
     assert new.state is RunFolderState.FINISHED
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.png").touch()
     (tmp_path / "file").touch()
-    for foreign in ("photos", "file"):
-        assert RunFolder(tmp_path / foreign, resumes=False, force=False).state is RunFolderState.FOREIGN
-        for words in (
+    for name in ("photos", "file"):
+        assert RunFolder(tmp_path / name, resumes=False, force=False).state is RunFolderState.FOREIGN
+        for options in (
             {"resumes": False, "force": False},
             {"resumes": False, "force": True},
             {"resumes": True, "force": False},
         ):
             with pytest.raises(UsageError, match="Output"):
-                RunFolder(tmp_path / foreign, **words).check()
+                RunFolder(tmp_path / name, **options).check()
 
 
 @pytest.mark.parametrize("settings", [{"optimiser": "sgd", "momentum": 0.0}, {"optimiser": "sgd"}, {}])
-def test_resume_gives_identical_weights_for_every_optimiser_state(tmp_path, few, settings):
+def test_resume_gives_identical_weights_for_every_optimiser_state(tmp_path, small_data, settings):
     recipe = RECIPE.replace(steps=4, **settings)
-    whole = train(few, "ViT-Pico/2", tmp_path / "whole", recipe, Options(workers=0, keep=9), quiet=True)
-    shutil.copytree(whole.folder, tmp_path / "part")
-    for late in ("checkpoints/step-000000004", "bundle"):
-        shutil.rmtree(tmp_path / "part" / late)
-    resumed = train(few, "ViT-Pico/2", tmp_path / "part", recipe, ALONE, resumes=True, quiet=True)
-    for name, tensor in whole.bundle.model.state_dict().items():
+    complete = train(small_data, "ViT-Pico/2", tmp_path / "complete", recipe, Options(workers=0, keep=9), quiet=True)
+    shutil.copytree(complete.folder, tmp_path / "part")
+    for name in ("checkpoints/step-000000004", "bundle"):
+        shutil.rmtree(tmp_path / "part" / name)
+    resumed = train(small_data, "ViT-Pico/2", tmp_path / "part", recipe, ALONE, resumes=True, quiet=True)
+    for name, tensor in complete.bundle.model.state_dict().items():
         assert torch.equal(tensor, resumed.bundle.model.state_dict()[name]), name
 
 
-def test_existing_output_raises_usage_error_in_python(tmp_path, few):
-    train(few, "ViT-Pico/2", str(tmp_path / "run"), RECIPE, ALONE, quiet=True)
+def test_existing_output_raises_usage_error_in_python(tmp_path, small_data):
+    train(small_data, "ViT-Pico/2", str(tmp_path / "run"), RECIPE, ALONE, quiet=True)
     with pytest.raises(UsageError, match="Output must not exist yet"):
-        train(few, "ViT-Pico/2", str(tmp_path / "run"), RECIPE, ALONE, quiet=True)
+        train(small_data, "ViT-Pico/2", str(tmp_path / "run"), RECIPE, ALONE, quiet=True)
 
 
-def test_training_in_a_thread_works_without_signal_handlers(tmp_path, few):
+def test_training_in_a_thread_works_without_signal_handlers(tmp_path, small_data):
     with ThreadPoolExecutor(1) as pool:
-        work = pool.submit(train, few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True)
+        work = pool.submit(train, small_data, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True)
         assert work.result().bundle.provenance["steps"] == 2
 
 
-def test_per_class_subsets_are_nested_and_exclude_held_out_images(few):
-    some, held_out = few.for_training(holdout=0.2, seed=3, per_class=1)
-    more, again = few.for_training(holdout=0.2, seed=3, per_class=2)
-    everything, _ = few.for_training(holdout=0.2, seed=3)
-    assert np.bincount(some.labels).tolist() == [1] * 10
-    np.testing.assert_array_equal(held_out.images, again.images)
-    kinds = [{image.tobytes() for image in split.images} for split in (some, more, everything)]
-    assert kinds[0] <= kinds[1] <= kinds[2]
-    assert not kinds[2] & {image.tobytes() for image in held_out.images}
+def test_per_class_subsets_are_nested_and_exclude_held_out_images(small_data):
+    smallest, held_out = small_data.for_training(holdout=0.2, seed=3, per_class=1)
+    larger, same_held_out = small_data.for_training(holdout=0.2, seed=3, per_class=2)
+    largest, _ = small_data.for_training(holdout=0.2, seed=3)
+    assert np.bincount(smallest.labels).tolist() == [1] * 10
+    np.testing.assert_array_equal(held_out.images, same_held_out.images)
+    image_sets = [{image.tobytes() for image in split.images} for split in (smallest, larger, largest)]
+    assert image_sets[0] <= image_sets[1] <= image_sets[2]
+    assert not image_sets[2] & {image.tobytes() for image in held_out.images}
 
 
-def test_run_writes_snapshots_gradient_norms_and_training_accuracy(tmp_path, few):
+def test_run_writes_snapshots_gradient_norms_and_training_accuracy(tmp_path, small_data):
     recipe = RECIPE.replace(steps=10, per_class=2)
     options = Options(workers=0, snapshots=3, gradients=True)
-    result = train(few, "ViT-Pico/2", tmp_path / "run", recipe, options, quiet=True)
+    result = train(small_data, "ViT-Pico/2", tmp_path / "run", recipe, options, quiet=True)
     names = [path.name for path in sorted((result.folder / "snapshots").iterdir())]
     assert names == ["step-000000000", "step-000000001", "step-000000003", "step-000000010"]
     first, last = (
@@ -165,81 +167,81 @@ def test_run_writes_snapshots_gradient_norms_and_training_accuracy(tmp_path, few
     (step,) = (event for event in events if event["event"] == "step" and event["step"] == 10)
     assert len(step["gradients"]) == 4 + 2
     assert all(norm > 0 for norm in step["gradients"][1:])
-    model, split = result.bundle.model, few.for_training(holdout=0.1, seed=0, per_class=2)[0]
+    model, split = result.bundle.model, small_data.for_training(holdout=0.1, seed=0, per_class=2)[0]
     with torch.no_grad():
-        said = model(result.bundle.preprocess(list(split.images))).argmax(1).numpy()
-    assert result.scores["training_accuracy"] == pytest.approx((said == split.labels).mean())
+        predictions = model(result.bundle.preprocess(list(split.images))).argmax(1).numpy()
+    assert result.scores["training_accuracy"] == pytest.approx((predictions == split.labels).mean())
 
 
-def test_unwritable_contents_are_rejected_at_start(tmp_path, few):
-    run = train(few, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True).folder
+def test_unwritable_contents_are_rejected_at_start(tmp_path, small_data):
+    run = train(small_data, "ViT-Pico/2", tmp_path / "run", RECIPE, ALONE, quiet=True).folder
     for name in ("report.html", "metrics.jsonl"):
         (run / name).unlink()
         os.mkfifo(run / name)
         with pytest.raises(UsageError, match=f"regular files, got .*{name}"):
-            train(few, "ViT-Pico/2", run, RECIPE, ALONE, resumes=True, quiet=True)
+            train(small_data, "ViT-Pico/2", run, RECIPE, ALONE, resumes=True, quiet=True)
         (run / name).unlink()
     shutil.rmtree(run / "bundle")
     (run / "bundle").mkdir()
     (run / "bundle" / "photo.png").touch()
     with pytest.raises(UsageError, match="must be a folder that vitrail wrote"):
-        train(few, "ViT-Pico/2", run, RECIPE, ALONE, resumes=True, quiet=True)
+        train(small_data, "ViT-Pico/2", run, RECIPE, ALONE, resumes=True, quiet=True)
 
 
-def test_all_ranks_call_the_same_collectives(tmp_path, few, monkeypatch):
-    """One that the others do not join would wait for them, or for their end."""
+def test_all_ranks_call_the_same_collectives(tmp_path, small_data, monkeypatch):
+    """A collective that other ranks do not call would block."""
 
-    class Noting(Ranks):
+    class RecordingRanks(Ranks):
         def __getattribute__(self, name):
             if name in ("reduce_max", "reduce_sum", "broadcast", "gather", "run_on_first"):
                 calls.append(name)
             return is_first if name == "is_first" else super().__getattribute__(name)
 
-        def broadcast(self, thing):
+        def broadcast(self, value):
             if is_first:
-                told.append(thing)
-            return told[calls.count("broadcast") - 1]
+                broadcast_values.append(value)
+            return broadcast_values[calls.count("broadcast") - 1]
 
-    asked, told = {}, []
+    calls_by_rank, broadcast_values = {}, []
     recipe = RECIPE.replace(epochs=2, steps=None, patience=1)
-    monkeypatch.setattr("vitrail.training.run.join_ranks", lambda _: contextlib.nullcontext(Noting()))
+    monkeypatch.setattr("vitrail.training.run.join_ranks", lambda _: contextlib.nullcontext(RecordingRanks()))
     for is_first in (True, False):
-        calls = asked[is_first] = []
+        calls = calls_by_rank[is_first] = []
         output = tmp_path / f"{is_first}"
-        train(few, "ViT-Pico/2", output, recipe, ALONE, quiet=True, callback=lambda step: None)
-    assert asked[True] == asked[False]
-    assert asked[True].count("gather") > 4
+        train(small_data, "ViT-Pico/2", output, recipe, ALONE, quiet=True, callback=lambda step: None)
+    assert calls_by_rank[True] == calls_by_rank[False]
+    assert calls_by_rank[True].count("gather") > 4
 
 
 def test_observers_receive_events_without_report(tmp_path):
-    """`training` itself writes no page; an observer sees what `metrics.jsonl` has, and the result."""
-    seen = []
+    """An observer receives the events of `metrics.jsonl` and the result; `training` does not write a page."""
+    calls = []
 
-    class Watching(Observer):
+    class RecordingObserver(Observer):
         def __init__(self, info):
-            seen.append(("begin", info.folder, info.watched, info.model.name))
+            calls.append(("begin", info.folder, info.watched, info.model.name))
 
         def record(self, event, fields):
-            seen.append((event, fields.get("step")))
+            calls.append((event, fields.get("step")))
 
         def step(self, number):
-            seen.append(number)
+            calls.append(number)
 
         def update(self, position):
-            seen.append(("update", position.step, position.total))
+            calls.append(("update", position.step, position.total))
 
         def fail(self, position, error):
-            seen.append(("fail", position.step, str(error)))
+            calls.append(("fail", position.step, str(error)))
 
         def finish(self, outcome):
-            seen.append(("finish", outcome.bundle.provenance["steps"], outcome.illustrate().rows[0][1].dtype))
+            calls.append(("finish", outcome.bundle.provenance["steps"], outcome.illustrate().rows[0][1].dtype))
 
         def close(self):
-            seen.append("close")
+            calls.append("close")
 
     recipe = Recipe(steps=2, batch=64, objective="masked")
-    train("digits", "ViT-Pico/2", tmp_path / "run", recipe, ALONE, quiet=True, observers=(Watching,))
-    wanted = [
+    train("digits", "ViT-Pico/2", tmp_path / "run", recipe, ALONE, quiet=True, observers=(RecordingObserver,))
+    expected = [
         ("begin", tmp_path / "run", "accuracy", "ViT-Pico/2"),
         ("start", 0),
         0,
@@ -248,15 +250,22 @@ def test_observers_receive_events_without_report(tmp_path):
         ("step", 2),
         ("evaluate", 2),
     ]
-    assert seen == [*wanted, ("update", 2, 2), ("finish", 2, np.uint8), ("end", 2), "close"]
+    assert calls == [*expected, ("update", 2, 2), ("finish", 2, np.uint8), ("end", 2), "close"]
     assert not (tmp_path / "run" / "report.html").exists()
-    seen.clear()
+    calls.clear()
 
     def fail(step):
         raise ArithmeticError("no more")
 
     with pytest.raises(ArithmeticError):
         train(
-            "digits", "ViT-Pico/2", tmp_path / "failed", recipe, ALONE, callback=fail, quiet=True, observers=(Watching,)
+            "digits",
+            "ViT-Pico/2",
+            tmp_path / "failed",
+            recipe,
+            ALONE,
+            callback=fail,
+            quiet=True,
+            observers=(RecordingObserver,),
         )
-    assert seen[-2:] == [("fail", 1, "no more"), "close"]
+    assert calls[-2:] == [("fail", 1, "no more"), "close"]

@@ -1,4 +1,4 @@
-"""Runs that end before their last step: by patience, by the user's callback, by a callback that raises."""
+"""Runs that end before their last step: by patience, by the callback, or by an exception of the callback."""
 
 import json
 import math
@@ -26,14 +26,14 @@ from vitrail.training.loop import Trainer
 from vitrail.training.options import Options
 from vitrail.training.recipe import Recipe
 
-# 30 images to train on in batches of 10: three steps an epoch, then an evaluation of 10 others.
+# 30 training images in batches of 10: three steps per epoch, then an evaluation on 10 held-out images.
 RECIPE = Recipe(epochs=8, batch=10, patience=2, average=0.9, model={"dropout": 0.1})
 OPTIONS = Options(workers=0, keep=99)
 WITH_TESTS = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
 
 
 @pytest.fixture(scope="module")
-def few():
+def small_data():
     """Forty digits, ten of them held out."""
     split = open_data("digits").splits["test"]
     parts = {"train": split.select(np.arange(30), "train"), "val": split.select(np.arange(30, 40), "val")}
@@ -55,7 +55,7 @@ def weights(output):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Held-out scores by epoch, whatever the model answers. Returns the weights that were evaluated, by step."""
+    """Replace evaluations by scores for each epoch. The function returns the evaluated weights by step."""
 
     def script(scores):
         evaluated = {}
@@ -75,25 +75,39 @@ def scripted(monkeypatch):
     ("scores", "patience", "average", "steps", "best"),
     [
         ((0.1, 0.5, 0.4, 0.5, 0.9, 0.9, 0.9, 0.9), 2, 0.9, 12, 6),  # a tie is not better
-        ((0.1, 0.5, 0.4, 0.6, 0.3, 0.2, 0.1, 0.9), 3, 0.0, 21, 12),  # a better one starts the count again
-        ((0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0, 0.0), 7, 0.0, 24, 3),  # over at the last step: nothing was stopped
-        ((0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.7, 0.7), 9, 0.9, 24, 12),  # never over, and still the best is kept
+        ((0.1, 0.5, 0.4, 0.6, 0.3, 0.2, 0.1, 0.9), 3, 0.0, 21, 12),  # a better score restarts the count
+        (
+            (0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0, 0.0),
+            7,
+            0.0,
+            24,
+            3,
+        ),  # patience ends at the last step: the run is not stopped
+        (
+            (0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.7, 0.7),
+            9,
+            0.9,
+            24,
+            12,
+        ),  # patience never ends, but the best weights are kept
         ((math.nan,) * 8, 1, 0.0, 3, None),
     ],
 )
-def test_patience_stops_run_and_keeps_best_weights(few, tmp_path, scripted, scores, patience, average, steps, best):
+def test_patience_stops_run_and_keeps_best_weights(
+    small_data, tmp_path, scripted, scores, patience, average, steps, best
+):
     evaluated = scripted(scores)
-    seen, rates = {}, []
+    weights_by_step, rates = {}, []
 
     def remember(step):
         rates.append(step.learning_rate)
-        seen[step.step] = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
+        weights_by_step[step.step] = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
 
     recipe = RECIPE.replace(patience=patience, average=average)
-    result = run(few, tmp_path / "run", recipe, callback=remember)
+    result = run(small_data, tmp_path / "run", recipe, callback=remember)
     provenance = result.bundle.provenance
-    assert (provenance["steps"], len(seen)) == (steps, steps)
-    expected = (evaluated if average else seen)[steps if best is None else best]
+    assert (provenance["steps"], len(weights_by_step)) == (steps, steps)
+    expected = (evaluated if average else weights_by_step)[steps if best is None else best]
     for name, tensor in load_file(tmp_path / "run" / "bundle" / "model.safetensors").items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
     is_early = steps < 24
@@ -101,36 +115,36 @@ def test_patience_stops_run_and_keeps_best_weights(few, tmp_path, scripted, scor
     assert stops == ([{"event": "stop", "step": steps, "reason": "patience", "best": best}] if is_early else [])
     assert provenance.get("stopped") == ("by patience, of 24 steps" if is_early else None)
     of_average = " (running average, decay 0.9)" if average else ""
-    kept = "last" if best is None else f"best on the held-out images, of step {best}{of_average}"
-    assert provenance["weights"] == kept
-    # The schedule is that of the whole length: the rate is far from its end.
+    description = "last" if best is None else f"best on the held-out images, of step {best}{of_average}"
+    assert provenance["weights"] == description
+    # The schedule does not change with patience: the learning rate is far from its end.
     assert (rates[-1] > 0.1 * max(rates)) == (steps < 20)
 
 
-def test_patience_without_held_out_images_is_rejected(call, few, tmp_path):
-    alone = Dataset("training images", few.labels, {"train": few.splits["train"]})
+def test_patience_without_held_out_images_is_rejected(call, small_data, tmp_path):
+    alone = Dataset("training images", small_data.labels, {"train": small_data.splits["train"]})
     with pytest.raises(UsageError, match="Patience must have held-out images to watch, got none of 'training images'"):
         run(alone, tmp_path / "run", RECIPE.replace(holdout=0.0))
-    words = ("digits", "--model", "ViT-Pico/2", "--epochs", 1, "--patience", 2, "--output", tmp_path / "run")
-    done = call("train", *words, "--set", "holdout=0")
+    arguments = ("digits", "--model", "ViT-Pico/2", "--epochs", 1, "--patience", 2, "--output", tmp_path / "run")
+    done = call("train", *arguments, "--set", "holdout=0")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    done = call("train", *words[:-4], "--patience", 0, "--output", tmp_path / "run")
+    done = call("train", *arguments[:-4], "--patience", 0, "--output", tmp_path / "run")
     assert (done.returncode, "Patience must be an integer from 1 to" in done.stderr) == (2, True)
     assert not (tmp_path / "run").exists()
 
 
 def test_finetune_with_patience_compares_head_with_best_score(call, tmp_path):
-    words = ("fashion", "digits", "--output", tmp_path / "run", "--recipe", "auto", "--patience", 1, "--lr", 0.05)
-    done = call("finetune", *words, "--epochs", 6, "--per-class", 3, "--batch", 8)
+    arguments = ("fashion", "digits", "--output", tmp_path / "run", "--recipe", "auto", "--patience", 1, "--lr", 0.05)
+    done = call("finetune", *arguments, "--epochs", 6, "--per-class", 3, "--batch", 8)
     assert done.returncode == 0, done.stderr
-    (choice,), seen = events(tmp_path / "run", "choice"), events(tmp_path / "run", "evaluate")
-    assert choice["tuned"] == max(one["accuracy"] for one in seen if one["step"])
-    assert len(seen) < 7
+    (choice,), evaluations = events(tmp_path / "run", "choice"), events(tmp_path / "run", "evaluate")
+    assert choice["tuned"] == max(event["accuracy"] for event in evaluations if event["step"])
+    assert len(evaluations) < 7
 
 
-def test_starting_head_is_compared_with_best_instead_of_last_weights(few, tmp_path, scripted):
-    scripted((0.6, 0.3, 0.4))  # the last also before the first step
-    vitrail.finetune("fashion", few, recipe="auto", epochs=3, patience=1, output=tmp_path / "run", quiet=True)
+def test_starting_head_is_compared_with_best_instead_of_last_weights(small_data, tmp_path, scripted):
+    scripted((0.6, 0.3, 0.4))  # the last score is also that of the starting point
+    vitrail.finetune("fashion", small_data, recipe="auto", epochs=3, patience=1, output=tmp_path / "run", quiet=True)
     (choice,) = events(tmp_path / "run", "choice")
     assert [choice[name] for name in ("kept", "start", "tuned")] == ["tuned", 0.4, 0.6]
 
@@ -138,44 +152,44 @@ def test_starting_head_is_compared_with_best_instead_of_last_weights(few, tmp_pa
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.training.test_stop import few, run
+from tests.training.test_stop import small_data, run
 def die(step):
     if step.step == 8:
         os.kill(os.getpid(), signal.SIGKILL)
-run(few.__wrapped__(), Path(sys.argv[1]), callback=die)
+run(small_data.__wrapped__(), Path(sys.argv[1]), callback=die)
 """
 
 
-def test_resume_after_sigkill_stops_at_same_step_with_identical_weights(few, tmp_path):
-    """The weights that were best are from before the kill, and the count goes on where it was."""
-    whole = run(few, tmp_path / "whole")
-    assert whole.bundle.provenance["stopped"]
-    (stop,) = events(tmp_path / "whole", "stop")
+def test_resume_after_sigkill_stops_at_same_step_with_identical_weights(small_data, tmp_path):
+    """The best weights are from before the kill, and the count of evaluations is restored."""
+    complete = run(small_data, tmp_path / "complete")
+    assert complete.bundle.provenance["stopped"]
+    (stop,) = events(tmp_path / "complete", "stop")
     output = tmp_path / "killed"
-    words = [sys.executable, "-c", KILLED, str(output)]
-    done = subprocess.run(words, env=WITH_TESTS, capture_output=True, text=True, check=False)
+    arguments = [sys.executable, "-c", KILLED, str(output)]
+    done = subprocess.run(arguments, env=WITH_TESTS, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert list_steps(output / "checkpoints") == [3, 6]
-    torch.set_num_threads(2)  # the run takes the number that it began with
-    run(few, output, resumes=True)
+    torch.set_num_threads(2)  # the run restores its number of threads
+    run(small_data, output, resumes=True)
     assert events(output, "stop") == [stop]
-    assert weights(output) == weights(tmp_path / "whole")
-    # Once more: it does not go on, and says so by nothing new but another resume.
-    run(few, output, resumes=True)
-    assert len(events(output, "step")) == len(events(tmp_path / "whole", "step"))
-    assert weights(output) == weights(tmp_path / "whole")
+    assert weights(output) == weights(tmp_path / "complete")
+    # Resuming a stopped run again adds no steps.
+    run(small_data, output, resumes=True)
+    assert len(events(output, "step")) == len(events(tmp_path / "complete", "step"))
+    assert weights(output) == weights(tmp_path / "complete")
 
 
 RANKS = """
 import os, sys
 from pathlib import Path
-from tests.training.test_stop import few, run
+from tests.training.test_stop import small_data, run
 seen = []
 def watch(step):
     seen.append(step.loss)
     if len(seen) == int(sys.argv[2]) and os.environ["RANK"] == "1":
         raise LookupError("mine")
-result = run(few.__wrapped__(), Path(sys.argv[1]), callback=watch)
+result = run(small_data.__wrapped__(), Path(sys.argv[1]), callback=watch)
 total = sum(float(tensor.double().sum()) for tensor in result.bundle.model.state_dict().values())
 sys.stdout.write(f"{len(seen)} {sum(seen)!r} {total!r}\\n")
 """
@@ -186,11 +200,11 @@ def torchrun(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(RANKS)
 
-    def start(output, failing):
+    def start(output, failing_step):
         port = str(random.randrange(20_000, 60_000))
-        words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
-        words += [str(script), str(output), str(failing)]
-        return subprocess.run(words, env=WITH_TESTS, capture_output=True, text=True, check=False)
+        arguments = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+        arguments += [str(script), str(output), str(failing_step)]
+        return subprocess.run(arguments, env=WITH_TESTS, capture_output=True, text=True, check=False)
 
     return start
 
@@ -199,14 +213,14 @@ def torchrun(tmp_path):
 def test_two_ranks_stop_at_same_step_with_same_weights(torchrun, tmp_path):
     done = torchrun(tmp_path / "run", 0)
     assert done.returncode == 0, done.stderr
-    one, other = done.stdout.splitlines()
-    assert one == other
+    first_rank, second_rank = done.stdout.splitlines()
+    assert first_rank == second_rank
     (stop,) = events(tmp_path / "run", "stop")
-    assert (stop["reason"], stop["step"]) == ("patience", int(one.split()[0]))
+    assert (stop["reason"], stop["step"]) == ("patience", int(first_rank.split()[0]))
 
 
 @pytest.mark.slow
-def test_callback_error_on_one_rank_ends_all_ranks_with_checkpoint(few, torchrun, tmp_path):
+def test_callback_error_on_one_rank_ends_all_ranks_with_checkpoint(small_data, torchrun, tmp_path):
     done = torchrun(tmp_path / "run", 2)
     assert done.returncode == 1
     assert "LookupError: mine" in done.stderr
@@ -214,58 +228,64 @@ def test_callback_error_on_one_rank_ends_all_ranks_with_checkpoint(few, torchrun
     assert events(tmp_path / "run", "callback-failed")[0]["step"] == 2
 
 
-def test_callback_receives_every_step_without_changing_weights(few, tmp_path):
-    plain = run(few, tmp_path / "plain")
-    seen = []
+def test_callback_receives_every_step_without_changing_weights(small_data, tmp_path):
+    plain = run(small_data, tmp_path / "plain")
+    steps = []
 
-    def look(step):
-        torch.manual_seed(len(seen))
-        step.model(torch.randn(2, 1, 8, 8)).sum().backward()  # its own use of the model and of chance
+    def record_step(step):
+        torch.manual_seed(len(steps))
+        step.model(torch.randn(2, 1, 8, 8)).sum().backward()  # a callback may use the model and random numbers
         assert not step.model.training
-        seen.append(step)
+        steps.append(step)
 
-    watched = run(few, tmp_path / "watched", callback=look)
+    watched = run(small_data, tmp_path / "watched", callback=record_step)
     assert weights(tmp_path / "plain") == weights(tmp_path / "watched")
-    steps = plain.bundle.provenance["steps"]
-    assert [one.step for one in seen] == [*range(1, steps + 1)] == [*range(1, watched.bundle.provenance["steps"] + 1)]
-    assert [one.epoch for one in seen] == [step // 3 for step in range(steps)]
-    assert {one.total for one in seen} == {24}
-    assert seen[1].held_out is None
-    assert seen[2].held_out["accuracy"] == events(tmp_path / "watched", "evaluate")[0]["accuracy"]
+    count = plain.bundle.provenance["steps"]
+    assert (
+        [step.step for step in steps] == [*range(1, count + 1)] == [*range(1, watched.bundle.provenance["steps"] + 1)]
+    )
+    assert [step.epoch for step in steps] == [index // 3 for index in range(count)]
+    assert {step.total for step in steps} == {24}
+    assert steps[1].held_out is None
+    assert steps[2].held_out["accuracy"] == events(tmp_path / "watched", "evaluate")[0]["accuracy"]
     logged = events(tmp_path / "watched", "step")[0]
-    assert logged["loss"] == pytest.approx(sum(one.loss for one in seen[:3]) / 3)
-    assert logged["learning_rate"] == seen[2].learning_rate
-    assert "Step(step=1, total=24, epoch=0, loss=" in repr(seen[0])
-    assert "LayerNorm" not in repr(seen[0])
+    assert logged["loss"] == pytest.approx(sum(step.loss for step in steps[:3]) / 3)
+    assert logged["learning_rate"] == steps[2].learning_rate
+    assert "Step(step=1, total=24, epoch=0, loss=" in repr(steps[0])
+    assert "LayerNorm" not in repr(steps[0])
 
 
 @pytest.mark.parametrize("score", [0.5, math.nan])
-def test_resumed_run_restores_latest_evaluation(few, tmp_path, scripted, score):
+def test_resumed_run_restores_latest_evaluation(small_data, tmp_path, scripted, score):
     scripted((score,) * 8)
-    recipe, seen = RECIPE.replace(epochs=2, patience=None), []
+    recipe, evaluations = RECIPE.replace(epochs=2, patience=None), []
 
     def fail(step):
-        seen.append(step.held_out)
+        evaluations.append(step.held_out)
         if step.step == 4:
             raise LookupError
 
     with pytest.raises(LookupError):
-        run(few, tmp_path / "run", recipe, callback=fail)
-    run(few, tmp_path / "run", recipe, resumes=True, callback=lambda step: seen.append(step.held_out))
-    assert len(seen) == 6
-    assert repr(seen[4]) == repr(seen[3]) == repr({"score": score, "loss": 1.0, "accuracy": score, "count": 10})
+        run(small_data, tmp_path / "run", recipe, callback=fail)
+    run(small_data, tmp_path / "run", recipe, resumes=True, callback=lambda step: evaluations.append(step.held_out))
+    assert len(evaluations) == 6
+    assert (
+        repr(evaluations[4])
+        == repr(evaluations[3])
+        == repr({"score": score, "loss": 1.0, "accuracy": score, "count": 10})
+    )
 
 
-def test_least_images_adds_epochs_but_not_evaluations(few, tmp_path):
-    count = len(few.first_split)
+def test_least_images_adds_epochs_but_not_evaluations(small_data, tmp_path):
+    count = len(small_data.first_split)
     recipe = RECIPE.replace(epochs=2, least_images=6 * count - 1, patience=None)
-    run(few, tmp_path / "run", recipe)
-    assert [event["step"] for event in events(tmp_path / "run", "evaluate")] == [9, 18]  # of three steps an epoch
-    run(few, tmp_path / "other", recipe.replace(least_images=2 * count))
+    run(small_data, tmp_path / "run", recipe)
+    assert [event["step"] for event in events(tmp_path / "run", "evaluate")] == [9, 18]  # three steps per epoch
+    run(small_data, tmp_path / "other", recipe.replace(least_images=2 * count))
     assert [event["step"] for event in events(tmp_path / "other", "evaluate")] == [3, 6]
 
 
-def test_run_killed_before_first_checkpoint_starts_from_scratch(few, tmp_path, monkeypatch):
+def test_run_killed_before_first_checkpoint_starts_from_scratch(small_data, tmp_path, monkeypatch):
     recipe = RECIPE.replace(epochs=4, evaluate_every=4, patience=None)
     monkeypatch.setattr("vitrail.training.loop.save_trainer", lambda *_, **__: None)
 
@@ -274,10 +294,10 @@ def test_run_killed_before_first_checkpoint_starts_from_scratch(few, tmp_path, m
             raise LookupError
 
     with pytest.raises(LookupError):
-        run(few, tmp_path / "run", recipe, callback=fail)
+        run(small_data, tmp_path / "run", recipe, callback=fail)
     monkeypatch.undo()
-    steps = RECIPE.replace(epochs=None, steps=2, patience=None)  # it may be another run now
-    again = run(few, tmp_path / "run", steps, resumes=True)
+    steps = RECIPE.replace(epochs=None, steps=2, patience=None)  # other settings are allowed
+    again = run(small_data, tmp_path / "run", steps, resumes=True)
     assert [event["step"] for event in events(tmp_path / "run", "step")] == [3, 6, 9, 10, 2]
     assert [event["step"] for event in again.history if event["event"] == "step"] == [2]
     assert [event["event"] for event in again.history].count("start") == 1
@@ -285,10 +305,10 @@ def test_run_killed_before_first_checkpoint_starts_from_scratch(few, tmp_path, m
     assert read_run(tmp_path / "run").step == 2
 
 
-def test_run_stopped_by_callback_is_not_continued_on_resume(few, tmp_path):
+def test_run_stopped_by_callback_is_not_continued_on_resume(small_data, tmp_path):
     output = tmp_path / "run"
     recipe = RECIPE.replace(patience=None)
-    result = run(few, output, recipe, callback=lambda step: np.bool_(step.step == 5))
+    result = run(small_data, output, recipe, callback=lambda step: np.bool_(step.step == 5))
     assert result.bundle.provenance["stopped"] == "by callback, of 24 steps"
     assert read_run(output).step == 5
     assert events(output, "stop") == [{"event": "stop", "step": 5, "reason": "callback", "best": 3}]
@@ -296,17 +316,17 @@ def test_run_stopped_by_callback_is_not_continued_on_resume(few, tmp_path):
     assert list_steps(output / "checkpoints") == [3, 5]
     assert load_newest(output / "checkpoints")[0].state["stopped"] == "callback"
     before = weights(output)
-    shutil.rmtree(output / "bundle")  # as if it had been killed before its end
-    again = run(few, output, recipe, resumes=True)
+    shutil.rmtree(output / "bundle")  # as after a kill before the bundle was written
+    again = run(small_data, output, recipe, resumes=True)
     assert again.bundle.provenance["steps"] == 5
     assert weights(output) == before
-    # At the last step there is nothing to end.
-    whole = run(few, tmp_path / "whole", recipe, callback=lambda step: step.step == step.total)
-    assert "stopped" not in whole.bundle.provenance
+    # A callback that returns True at the last step does not stop the run.
+    complete = run(small_data, tmp_path / "complete", recipe, callback=lambda step: step.step == step.total)
+    assert "stopped" not in complete.bundle.provenance
 
 
-def test_callback_error_is_raised_after_checkpoint_and_run_can_resume(few, tmp_path):
-    whole = run(few, tmp_path / "whole")
+def test_callback_error_is_raised_after_checkpoint_and_run_can_resume(small_data, tmp_path):
+    complete = run(small_data, tmp_path / "complete")
     error = KeyError("mine")
 
     def fail(step):
@@ -314,24 +334,24 @@ def test_callback_error_is_raised_after_checkpoint_and_run_can_resume(few, tmp_p
             raise error
 
     with pytest.raises(KeyError) as raised:
-        run(few, tmp_path / "run", callback=fail)
+        run(small_data, tmp_path / "run", callback=fail)
     assert raised.value is error
     assert list_steps(tmp_path / "run" / "checkpoints") == [3, 4]
     (event,) = events(tmp_path / "run", "callback-failed")
     assert event == {"event": "callback-failed", "step": 4, "error": "KeyError: 'mine'"}
-    resumed = run(few, tmp_path / "run", resumes=True)
-    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
-    assert resumed.bundle.provenance["steps"] == whole.bundle.provenance["steps"]
+    resumed = run(small_data, tmp_path / "run", resumes=True)
+    assert weights(tmp_path / "run") == weights(tmp_path / "complete")
+    assert resumed.bundle.provenance["steps"] == complete.bundle.provenance["steps"]
 
 
-@pytest.mark.parametrize("answer", [0.25, "stop", [], torch.tensor(True)])
-def test_callback_must_return_boolean_or_none(few, tmp_path, answer):
+@pytest.mark.parametrize("value", [0.25, "stop", [], torch.tensor(True)])
+def test_callback_must_return_boolean_or_none(small_data, tmp_path, value):
     with pytest.raises(UsageError, match="Callback must return True to end the run, or None or False to continue, got"):
-        run(few, tmp_path / "run", callback=lambda _: answer)
+        run(small_data, tmp_path / "run", callback=lambda _: value)
 
 
-def test_report_states_reason_for_early_stop(few, tmp_path, scripted):
+def test_report_states_reason_for_early_stop(small_data, tmp_path, scripted):
     scripted((0.5, 0.4, 0.3))
-    run(few, tmp_path / "run")
+    run(small_data, tmp_path / "run")
     report = (tmp_path / "run" / "report.html").read_text()
     assert "stopped by patience, of 24 steps; weights: best on the held-out images, of step 3" in report

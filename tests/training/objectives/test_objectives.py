@@ -1,4 +1,4 @@
-"""Objectives: the paper's masked patches, iGPT's next pixel, and what others can be without a change elsewhere."""
+"""Objectives: masked patches, next-pixel prediction, and custom objectives of other packages."""
 
 import json
 
@@ -40,18 +40,18 @@ def masked(**settings):
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
 def test_mixed_images_have_cross_entropy_of_soft_labels(loss):
-    """Mixup and CutMix: the share of the own label, the rest of the other image's, both smoothed."""
+    """With Mixup and CutMix, the loss is that of the smoothed mixture of both labels."""
     model = redraw(vitrail.create("MLP-Pico", classes=5), std=0.5).eval()
     objective = Classify(model, Task(Recipe(loss=loss, label_smoothing=0.1), HALF, tuple("abcde")))
     images, labels, others = torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 3]), torch.tensor([4, 2, 0, 3])
     share = torch.tensor([0.25, 0.5, 0.9, 0.7])
     own, other = torch.eye(5)[labels], torch.eye(5)[others]
-    wanted = 0.9 * (share[:, None] * own + (1 - share[:, None]) * other) + 0.1 / 5
+    targets = 0.9 * (share[:, None] * own + (1 - share[:, None]) * other) + 0.1 / 5
     logits = model(images)
     if loss == "softmax":
-        expected = -(wanted * logits.log_softmax(1)).sum(1)
+        expected = -(targets * logits.log_softmax(1)).sum(1)
     else:
-        expected = -(wanted * F.logsigmoid(logits) + (1 - wanted) * F.logsigmoid(-logits)).sum(1)
+        expected = -(targets * F.logsigmoid(logits) + (1 - targets) * F.logsigmoid(-logits)).sum(1)
     torch.testing.assert_close(objective(images, labels, others, share), expected)
 
 
@@ -59,46 +59,46 @@ def test_masked_colours_are_three_bits_of_channel_means():
     pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
     pixels[:, :4, :4] = [0, 255, 128]
     images = HALF.scale(torch.from_numpy(pixels))
-    found = masked().colours(images)
+    colours = masked().colours(images)
     for number in range(2):
         for index in range(64):
             row, column = divmod(index, 8)
             mean = pixels[number, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4].astype(float).mean((0, 1))
             red, green, blue = np.minimum(mean / 255 * 8, 7.999).astype(int)
-            assert found[number, index] == 64 * red + 8 * green + blue
-    assert found[0, 0] == 0 * 64 + 7 * 8 + 4
+            assert colours[number, index] == 64 * red + 8 * green + blue
+    assert colours[0, 0] == 0 * 64 + 7 * 8 + 4
 
 
 def test_half_of_patches_are_corrupted_in_shares_of_paper():
     objective = masked()
-    seen = {}
+    tokens = {}
 
     images = torch.rand(64, 3, 32, 32) * 2 - 1
     clean = objective.model.patch_embed(images)
 
     def encode_patches(_images, change):
-        seen["corrupted"] = change(clean)
+        tokens["corrupted"] = change(clean)
         return torch.zeros(64, 64, 64)
 
     objective.model.encode_patches = encode_patches
     objective.mask_token.data.fill_(7.0)
     _, _, corrupted = objective.predict(images, torch.rand(3, 64, 64))
     assert (corrupted.sum(1) == 32).all()
-    now = seen["corrupted"]
-    is_mask = (now == 7.0).all(-1)
-    is_same = (now == clean).all(-1)
+    changed = tokens["corrupted"]
+    is_mask = (changed == 7.0).all(-1)
+    is_same = (changed == clean).all(-1)
     is_other = ~is_mask & ~is_same
     assert is_same[corrupted == 0].all()
     chosen = corrupted.bool()
-    for kind, share in ((is_mask, 0.8), (is_same, 0.1), (is_other, 0.1)):
-        assert abs(kind[chosen].float().mean().item() - share) < 0.03
-    # What stands in another's place is a patch of the same image.
+    for is_type, share in ((is_mask, 0.8), (is_same, 0.1), (is_other, 0.1)):
+        assert abs(is_type[chosen].float().mean().item() - share) < 0.03
+    # Patches that replace others are from the same image.
     for number, index in is_other.nonzero()[:20].tolist():
-        assert (now[number, index] == clean[number]).all(-1).any()
+        assert (changed[number, index] == clean[number]).all(-1).any()
 
 
 def test_masked_patches_do_not_influence_predictions():
-    """With every corrupted patch masked, their content changes nothing of what is predicted."""
+    """If every corrupted patch is masked, the content of these patches does not change predictions."""
     objective = masked()
     with torch.no_grad():
         for parameter in objective.parameters():
@@ -121,9 +121,9 @@ def test_masked_training_reduces_loss_and_saves_bundle(tmp_path):
     recipe = Recipe(epochs=12, batch=64, objective="masked", optimiser="muon", learning_rate=0.02, momentum=0.95)
     train("digits", "ViT-Pico/2", tmp_path / "run", recipe, Options(workers=0))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    seen = [line for line in lines if line["event"] == "evaluate"]
-    assert seen[-1]["loss"] < seen[0]["loss"] - 0.2
-    assert seen[-1]["accuracy"] > 0.35  # of 8 levels of grey
+    evaluations = [line for line in lines if line["event"] == "evaluate"]
+    assert evaluations[-1]["loss"] < evaluations[0]["loss"] - 0.2
+    assert evaluations[-1]["accuracy"] > 0.35  # of 8 levels of grey
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Reconstruction of masked patches" in page
     assert "가린 패치를 채운 결과" in page
@@ -177,19 +177,19 @@ def test_next_pixel_training_reduces_loss_and_completes_images(tmp_path):
     recipe = Recipe(epochs=6, batch=64, objective="next-pixel", learning_rate=3e-3, model={"resolution": 8})
     train("digits", "iGPT-Micro", tmp_path / "run", recipe, Options(workers=0))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    seen = [line for line in lines if line["event"] == "evaluate"]
-    assert seen[-1]["loss"] < seen[0]["loss"] - 0.2
+    evaluations = [line for line in lines if line["event"] == "evaluate"]
+    assert evaluations[-1]["loss"] < evaluations[0]["loss"] - 0.2
     assert "Completion of the lower half" in (tmp_path / "run" / "report.html").read_text()
     bundle = vitrail.load(tmp_path / "run" / "bundle")
     assert bundle.model.config.output == "pixels"
     images = bundle.preprocess(open_data("digits").splits["test"].images[:3])
     with torch.no_grad():
-        same, hidden, gone_on = NextPixel(bundle.model, TASK).complete(images)
-    assert torch.equal(same[:, :, :4], gone_on[:, :, :4])
-    assert torch.equal(hidden[:, :, :4], gone_on[:, :, :4])
-    assert not torch.equal(hidden[:, :, 4:], gone_on[:, :, 4:])
-    known = bundle.model.palette.flatten().tolist()
-    assert set(gone_on.flatten().tolist()) <= set(known)
+        quantised, hidden, completed = NextPixel(bundle.model, TASK).complete(images)
+    assert torch.equal(quantised[:, :, :4], completed[:, :, :4])
+    assert torch.equal(hidden[:, :, :4], completed[:, :, :4])
+    assert not torch.equal(hidden[:, :, 4:], completed[:, :, 4:])
+    palette = bundle.model.palette.flatten().tolist()
+    assert set(completed.flatten().tolist()) <= set(palette)
 
 
 def test_next_pixel_objective_rejects_other_models():
@@ -197,12 +197,12 @@ def test_next_pixel_objective_rejects_other_models():
         NextPixel(vitrail.create("ViT-Nano/7"), TASK)
 
 
-# What other objectives may need: weights of their own for features without a head, numbers that are no means, several
-# labels an image
+# Custom objectives: parameters of their own for features without a head, metrics that are not means, several labels per
+# image
 
 
-class Margin(Objective):
-    """Additive cosine margin (arXiv 1801.09414), with a weight for each label."""
+class CosineMargin(Objective):
+    """Objective with an additive cosine margin (arXiv 1801.09414) and a weight vector for each label."""
 
     output = "features"
     watched, watched_name = "verified", "pairs verified"
@@ -226,36 +226,36 @@ class Margin(Objective):
         batches = list(batches)
         features = torch.cat([self.model(images) for images, *_ in batches])
         labels = torch.cat([labels for _, labels, _ in batches])
-        return {**super().evaluate(batches, ranks), "verified": verified(features, labels)}
+        return {**super().evaluate(batches, ranks), "verified": share_verified(features, labels)}
 
-    def goodness(self, found):
-        return found["verified"]
+    def goodness(self, metrics):
+        return metrics["verified"]
 
     def judge(self, loader, ranks):
         batches = [(loader.preprocess.scale(batch.pixels), batch.labels, batch.weights) for batch in loader.epoch()]
         with torch.inference_mode():
-            found = self.evaluate(batches, ranks)
-        share = f"{found['verified']:.1%}"
-        return Judgement(scores=found, sentence=f"verified {share}", summary=(("verified pairs", share),))
+            scores = self.evaluate(batches, ranks)
+        share = f"{scores['verified']:.1%}"
+        return Judgement(scores=scores, sentence=f"verified {share}", summary=(("verified pairs", share),))
 
 
-def verified(features, labels):
-    """The share of (same, different) pairs in which the same are the nearer ones."""
+def share_verified(features, labels):
+    """Return the share of (same, different) couples of pairs in which the pair of one label is more similar."""
     similar = F.normalize(features) @ F.normalize(features).T
-    one, other = torch.triu_indices(len(labels), len(labels), 1)
-    same, pairs = labels[one] == labels[other], similar[one, other]
+    first, second = torch.triu_indices(len(labels), len(labels), 1)
+    same, pairs = labels[first] == labels[second], similar[first, second]
     order = pairs.argsort().argsort().double()
     count = same.sum()
     return float((order[same].sum() - count * (count - 1) / 2) / (count * (~same).sum()))
 
 
 def test_custom_objective_has_own_parameters_and_metric(tmp_path, monkeypatch):
-    monkeypatch.setitem(OBJECTIVES._built_ins, "margin", "tests.training.objectives.test_objectives:Margin")
+    monkeypatch.setitem(OBJECTIVES._built_ins, "margin", "tests.training.objectives.test_objectives:CosineMargin")
     recipe = Recipe(epochs=3, batch=64, objective="margin", learning_rate=3e-3, layer_decay=0.9)
     result = train("digits", "ViT-Pico/2", tmp_path / "run", recipe, Options(workers=0))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    seen = [line for line in lines if line["event"] == "evaluate"]
-    assert seen[-1]["verified"] > seen[0]["verified"] > 0.5
+    evaluations = [line for line in lines if line["event"] == "evaluate"]
+    assert evaluations[-1]["verified"] > evaluations[0]["verified"] > 0.5
     (final,) = (line for line in lines if line["event"] == "final")
     bundle = vitrail.load(tmp_path / "run" / "bundle")
     assert (bundle.model.config.classes, bundle.labels, bundle.provenance["objective"]) == (0, None, "margin")
@@ -263,22 +263,22 @@ def test_custom_objective_has_own_parameters_and_metric(tmp_path, monkeypatch):
     images = open_data("digits").splits["test"]
     with torch.no_grad():
         features = bundle.model(bundle.preprocess(images.images))
-    assert verified(features, torch.from_numpy(images.labels)) == pytest.approx(final["verified"], abs=1e-6)
+    assert share_verified(features, torch.from_numpy(images.labels)) == pytest.approx(final["verified"], abs=1e-6)
     page = (tmp_path / "run" / "report.html").read_text()
-    assert f"Held-out images: pairs verified {seen[-1]['verified']:.1%} at the end" in page
+    assert f"Held-out images: pairs verified {evaluations[-1]['verified']:.1%} at the end" in page
     assert "verified pairs" in page
     assert result.sentence == f"verified {final['verified']:.1%}"
 
 
-class Several(Objective):
-    """Several labels an image, each yes or no."""
+class SeveralLabels(Objective):
+    """Objective for several labels per image."""
 
     classifies = True
     watched, watched_name = "precision", "mean average precision"
 
     def forward(self, images, labels, others, share):
-        wanted = labels if others is None else share[:, None] * labels + (1 - share[:, None]) * others
-        return F.binary_cross_entropy_with_logits(self.model(images), wanted, reduction="none").mean(1)
+        targets = labels if others is None else share[:, None] * labels + (1 - share[:, None]) * others
+        return F.binary_cross_entropy_with_logits(self.model(images), targets, reduction="none").mean(1)
 
     def score(self, images, labels):
         return {"loss": self.forward(images, labels, None, None)}
@@ -294,16 +294,16 @@ class Several(Objective):
             "precision": float(((precision * hits).sum(0) / hits.sum(0)).mean()),
         }
 
-    def goodness(self, found):
-        return found["precision"]
+    def goodness(self, metrics):
+        return metrics["precision"]
 
 
 def test_custom_multilabel_objective_trains_and_resumes(tmp_path, monkeypatch):
-    monkeypatch.setitem(OBJECTIVES._built_ins, "several", "tests.training.objectives.test_objectives:Several")
+    monkeypatch.setitem(OBJECTIVES._built_ins, "several", "tests.training.objectives.test_objectives:SeveralLabels")
     digits = open_data("digits").splits
-    yes = np.stack([np.isin(np.arange(10), group) for group in ((0, 2, 4, 6, 8), (5, 6, 7, 8, 9), (2, 3, 5, 7))], 1)
+    labels = np.stack([np.isin(np.arange(10), group) for group in ((0, 2, 4, 6, 8), (5, 6, 7, 8, 9), (2, 3, 5, 7))], 1)
     training, held_out = (
-        Split(name, digits[name].images, yes[digits[name].labels].astype(np.float32)) for name in ("train", "test")
+        Split(name, digits[name].images, labels[digits[name].labels].astype(np.float32)) for name in ("train", "test")
     )
     recipe = Recipe(steps=40, batch=64, objective="several", learning_rate=3e-3, augment=Augment(mixup=0.2))
 
