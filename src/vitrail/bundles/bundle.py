@@ -38,6 +38,8 @@ from vitrail.models.base import AnyModel, Model
 from vitrail.models.config import ModelConfig
 from vitrail.models.create import build
 from vitrail.models.device import choose_device, find_device
+from vitrail.models.head_layers import LAYER_TYPES
+from vitrail.models.head_modules import describe_head
 
 _CLAIMS = ("scores", "proofs")
 
@@ -112,6 +114,7 @@ class Bundle:
             weights = self.fingerprint() if claims else ""
             measured = MeasuredClaims(claims, self.model.config, self.preprocess, self.labels, self.answer, weights)
             object.__setattr__(self, "measured", measured)
+        self.model.data_config = timm_data_config(self.preprocess)
 
     @property
     def info(self) -> BundleInfo:
@@ -211,13 +214,27 @@ def check_head(model: AnyModel) -> AnyModel:
     with torch.device("meta"):
         expected = build(model.config)
     head = model.head
-    if type(head) is not type(expected.head) or repr(head) != repr(expected.head):
-        got = head if type(head) is nn.Linear else type(head).__name__
+    described, required = (describe_head(module, model.head_width) for module in (head, expected.head))
+    if described != required or (described is None and repr(head) != repr(expected.head)):
+        got = head if isinstance(head, nn.Linear) else type(head).__name__
         raise UsageError(
-            f"Head must be nn.Linear({model.head_width}, classes), or nn.Identity() for no classes, got {got}. Use"
-            " model.reset_classifier(classes), or assign such a layer to model.head."
+            f"Head must be layers of torch.nn from width {model.head_width} to the classes, the last a linear one"
+            f" ({', '.join(LAYER_TYPES)}), or nn.Identity() for no classes, got {got}. Assign such a head to"
+            " model.head, or use model.reset_classifier(classes)."
         )
     return expected
+
+
+def timm_data_config(preprocess: Preprocess) -> dict[str, Any]:
+    """The preprocessing under the names of timm's `pretrained_cfg`."""
+    return {
+        "input_size": (preprocess.channels, *preprocess.resolution),
+        "interpolation": preprocess.interpolation,
+        "crop_pct": preprocess.crop_fraction,
+        "crop_mode": {"shorter": "center", "squash": "squash", "pad": "border"}[preprocess.resize],
+        "mean": preprocess.mean,
+        "std": preprocess.std,
+    }
 
 
 def _scores_and_proofs(provenance: dict[str, Any]) -> dict[str, Any]:

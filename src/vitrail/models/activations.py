@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vitrail.models.base import AnyModel
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class Activations:
     """Intermediate results of a forward pass, by name, in the order of computation."""
 
@@ -46,12 +46,23 @@ class Activations:
     logits: Tensor = dataclasses.field(default_factory=functools.partial(torch.empty, 0))
     """Output of the model, bit-identical to the output without recording."""
 
+    def __repr__(self) -> str:
+        rows = [("step", "shape"), *self._shapes()]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:{width}}  {shape}" for name, shape in rows)
+
     def _repr_html_(self) -> str:
-        rows = [(name, " x ".join(map(str, step.shape))) for name, step in self.steps.items()]
-        for layer, weights in self.attention.items():
-            rows.append((f"attention[{layer}]", " x ".join(map(str, weights.shape))))
-        rows.append(("logits", " x ".join(map(str, self.logits.shape))))
-        return table(("step", "shape"), rows)
+        return table(("step", "shape"), self._shapes())
+
+    def _shapes(self) -> list[tuple[str, str]]:
+        """The name and the shape of every tensor, as on the page of `inspect`."""
+        tensors = {f'steps["{name}"]': step for name, step in self.steps.items()}
+        tensors |= {f"attention[{layer}]": weights for layer, weights in self.attention.items()}
+        if self.pooling is not None:
+            tensors["pooling"] = self.pooling
+        return [
+            (name, " x ".join(map(str, tensor.shape))) for name, tensor in (tensors | {"logits": self.logits}).items()
+        ]
 
     def records_attention(self, layer: int) -> bool:
         """Return whether a layer's attention weights are recorded: their memory grows with the number of tokens

@@ -13,8 +13,10 @@ from vitrail.core.errors import UsageError
 from vitrail.core.settings import Pair
 from vitrail.models.activations import Activations, resolve_indices
 from vitrail.models.config import ModelConfig
+from vitrail.models.head_modules import build_head, describe_head, last_linear
 from vitrail.models.layers import EmbeddingHead
 from vitrail.models.roles import Role, decays
+from vitrail.models.timm_interface import TimmInterface
 
 Reads = Literal["[CLS]", "mean", "pool"]
 
@@ -43,7 +45,7 @@ _DTYPES = {"bool": torch.bool, "int64": torch.int64, "float64": torch.float64}
 Config = TypeVar("Config", bound=ModelConfig)
 
 
-class Model(nn.Module, Generic[Config]):
+class Model(TimmInterface, nn.Module, Generic[Config]):
     """Base class of all families; `Model[ViTConfig]` has a `ViTConfig` as its configuration.
 
     A family must define `forward` and `init_weights`. The other methods have defaults for a network without tokens.
@@ -51,8 +53,8 @@ class Model(nn.Module, Generic[Config]):
 
     config: Config
     head: nn.Linear
-    """The linear head; in a model without classes, an `EmbeddingHead` or `nn.Identity`. Assigning an `nn.Linear` of the
-    same input width sets the configuration's number of classes."""
+    """The head: a linear layer, or the layers of `config.head_layers`; in a model without classes, an `EmbeddingHead`
+    or `nn.Identity`. Assigning a module sets the configuration's classes and head layers."""
     head_width: int = 0
     """Width of the input of the head."""
     has_positional_weights = False
@@ -65,7 +67,7 @@ class Model(nn.Module, Generic[Config]):
     """Whether `read` computes logits from the output of any layer."""
     opens_blocks: ClassVar[bool] = False
     """Whether the steps inside a layer can be recorded, as in the blocks of a Transformer."""
-    after_blocks: ClassVar[tuple[str, ...]] = ("head.", "norm.", "pre_logits.", "attn_pool.")
+    after_blocks: ClassVar[tuple[str, ...]] = ("head.", "head_dist.", "norm.", "pre_logits.", "attn_pool.")
     """Prefixes of the names of parameters that follow the last block."""
 
     def __init__(self, config: Config) -> None:
@@ -125,8 +127,11 @@ class Model(nn.Module, Generic[Config]):
         return block(*arguments)
 
     def make_head(self, width: int, *, bias: bool = True) -> nn.Linear:
-        """Create the linear head; for a model without classes, the `EmbeddingHead` or `nn.Identity`."""
+        """Create the head: a linear layer, or the layers of `config.head_layers`; for a model without classes, the
+        `EmbeddingHead` or `nn.Identity`."""
         self.head_width = width
+        if self.config.head_layers:
+            return cast(nn.Linear, build_head(self.config.head_layers, width, self.config.classes))
         if not self.config.classes:
             embedding = self.config.embedding
             return cast(nn.Linear, EmbeddingHead(width, embedding) if embedding else nn.Identity())
@@ -134,13 +139,19 @@ class Model(nn.Module, Generic[Config]):
 
     @torch.no_grad()
     def zero_head(self) -> None:
-        """Set the head to zero, as for fine-tuning (section 3.2). An embedding is initialised instead: zeros would have
-        no gradient."""
+        """Set the layers that compute the logits to zero, as for fine-tuning (section 3.2). An embedding is initialised
+        instead: zeros would have no gradient."""
         if self.config.embedding:
             cast(EmbeddingHead, self.head).initialise()
             return
-        for parameter in self.head.parameters():
-            nn.init.zeros_(parameter)
+        for layer in self.output_layers():
+            for parameter in layer.parameters():
+                nn.init.zeros_(parameter)
+
+    def output_layers(self) -> list[nn.Linear]:
+        """The linear layers whose outputs are the logits (their mean, if there are several); empty without a head."""
+        layer = last_linear(self.head)
+        return [] if layer is None else [layer]
 
     def _classify(self, pooled: Tensor, activations: Activations | None) -> Tensor:
         """Apply the head to its input, and record input and logits."""
@@ -170,25 +181,27 @@ class Model(nn.Module, Generic[Config]):
         this width. Families override it to drop modules that only pre-training needs."""
         if not self.head_width:
             raise UsageError(f"Head must be created by make_head, got another head in family {self.config.family}.")
-        self.config = self.config.replace(classes=classes, embedding=embedding)
+        self.config = self.config.replace(classes=classes, embedding=embedding, head_layers="")
         weight = next(self.parameters())
         self.head = self.make_head(self.head_width).to(weight.device, weight.dtype).train(self.training)
         self.zero_head()
 
     def _count_classes(self) -> None:
-        """Copy the number of classes of an assigned head to the configuration.
+        """Copy the number of classes and the layers of an assigned head to the configuration.
 
-        The configuration stays if the head is not a linear layer of the right width (saving such a model is an error)
-        or predicts the colours of pixels.
+        The configuration stays if the head is of another width or has modules that it cannot describe (saving such a
+        model is an error), or if it predicts the colours of pixels.
         """
-        classes_by_type = {nn.Identity: 0}
-        if type(self.head) is nn.Linear and self.head.in_features == self.head_width:
-            classes_by_type[nn.Linear] = int(self.head.out_features)
-        classes = classes_by_type.get(type(self.head), self.config.classes)
-        embedding = self.config.embedding if type(self.head) is EmbeddingHead else 0
-        has_changed = (classes, embedding) != (self.config.classes, self.config.embedding)
-        if has_changed and self.config.predicts != "pixels":
-            self.config = self.config.replace(classes=classes, embedding=embedding)
+        c = self.config
+        if c.predicts == "pixels" or type(self.head) is EmbeddingHead:
+            return
+        if type(self.head) is nn.Identity:
+            described = "", 0
+        elif (described := describe_head(self.head, self.head_width)) is None:
+            return
+        head_layers, classes = described
+        if (head_layers, classes, 0) != (c.head_layers, c.classes, c.embedding):
+            self.config = c.replace(classes=classes, embedding=0, head_layers=head_layers)
 
     # Activations and features
 
@@ -302,6 +315,10 @@ class Model(nn.Module, Generic[Config]):
     def layout(self) -> Layout | None:
         """Layout of the tokens; None for families without attention between positions."""
         return None
+
+    def pool(self, output: Tensor) -> Tensor:
+        """Return the input of the head (B, D) from the normalised output of the last layer."""
+        return output
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
         """Compute logits from the output of any layer (B, T, D), as from the last one, if `reads_layers`."""

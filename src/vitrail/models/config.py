@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from vitrail.core.errors import UsageError
 from vitrail.core.settings import Bounds, Pair, Settings, jsonable
 from vitrail.models.families import FAMILIES
+from vitrail.models.head_layers import parse_head_layers
 
 INFO_KEYS = (
     "name",
@@ -93,6 +94,9 @@ class ModelConfig(Settings):
     embedding: Annotated[int, Bounds(0, 65_536)] = 0
     """Width of the embedding that a model without classes returns instead of its features: a linear layer and its own
     BatchNorm, as face recognition has them. 0: none."""
+    head_layers: str = ""
+    """Layers of the head in place of a single linear layer, such as `Linear(256), GELU(), Linear(classes)`. Assigning
+    such a module to `model.head` sets it."""
     channels: Annotated[int, Bounds(1, 4096)] = 3
     """Input channels: 3 for colour, 1 for grey, any number of bands."""
     resolution: Annotated[Pair, Bounds(1, 65_536)] = (224, 224)
@@ -104,6 +108,10 @@ class ModelConfig(Settings):
         super().__post_init__()
         if self.embedding and self.classes:
             raise UsageError(f"Embedding must go with classes 0, got {self.embedding} with {self.classes} classes.")
+        if not isinstance(self.head_layers, str):
+            raise UsageError(f"Head layers must be a text, got {self.head_layers!r}.")
+        if self.head_layers and not self.classifies:
+            raise UsageError(f"Head layers must be empty for a model without classes, got {self.head_layers!r}.")
         height, width = self.resolution
         if height * width * self.channels > _MAX_IMAGE_VALUES:
             raise UsageError(
@@ -122,11 +130,14 @@ class ModelConfig(Settings):
         raise NotImplementedError
 
     def _head_parameters(self, width: int) -> int:
-        """Count the parameters of the head on features of this width: a linear layer for the classes, or an
-        embedding."""
+        """Count the parameters of the head on features of this width: the layers for the classes, or an embedding."""
+        if self.head_layers:
+            return sum(layer.parameters for layer in parse_head_layers(self.head_layers, width, self.classes))
         return width * self.classes + self.classes if self.classes else width * self.embedding + 2 * self.embedding
 
     def _head_macs(self, width: int) -> int:
+        if self.head_layers:
+            return sum(layer.macs for layer in parse_head_layers(self.head_layers, width, self.classes))
         return width * (self.classes or self.embedding)
 
     # Defaults, which a family overrides with a field or a property

@@ -36,10 +36,12 @@ def unpatchify(patches_BNF: Tensor, grid: Pair, patch: Pair) -> Tensor:
 class PatchEmbed(nn.Module):
     """x_p E of eq. 1: cut the image into patches, flatten each, project it with one matrix."""
 
-    def __init__(self, *, channels: int, width: int, patch: Pair, stride: Pair, padding: Pair) -> None:
+    def __init__(
+        self, *, channels: int, width: int, patch: Pair, stride: Pair, padding: Pair, bias: bool = True
+    ) -> None:
         super().__init__()
         # E is stored as the kernel of the equivalent strided convolution, as in published checkpoints.
-        self.proj = nn.Conv2d(channels, width, patch, stride, padding)
+        self.proj = nn.Conv2d(channels, width, patch, stride, padding, bias=bias)
         self.patch, self.stride, self.padding = patch, stride, padding
         self.is_plain = stride == patch and padding == (0, 0)  # every pixel belongs to exactly one patch
 

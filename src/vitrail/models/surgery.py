@@ -45,6 +45,8 @@ class Surgery(Generic[M]):
     def new_head_notes(self) -> list[str]:
         """Notes about the modules that `replace_head` drops, for the user."""
         embedding = self.model.config.embedding
+        if self.model.config.head_layers:
+            return ["the hidden layers of the head are dropped"]
         return [f"the embedding of {embedding} is dropped"] if embedding else []
 
     @property

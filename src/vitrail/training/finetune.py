@@ -70,7 +70,7 @@ def finetune(
         channels = count_channels(context.dataset.first_split)
         model, preprocess, notes = adapt_bundle(loaded, context.dataset.labels, channels, recipe, resolution)
         probe, damaged = None, {}
-        if recipe.head == "probe" and context.is_new and not model.head.weight.any():
+        if recipe.head == "probe" and context.is_new and _can_fit_head(model):
             probe = fit_head(model, preprocess, context, recipe, damaged, workers=options.workers)
             notes += (
                 f"the head fitted to the frozen features by least squares in {probe['seconds']:.1f} s"
@@ -166,11 +166,22 @@ def replace_head(model: AnyModel, bundle: Bundle, labels: tuple[str, ...]) -> tu
     if (order := _match_classes(bundle, labels)) is not None:
         adapted = model.clone_with()
         with torch.no_grad():
-            adapted.head.weight.copy_(model.head.weight[order])
-            adapted.head.bias.copy_(model.head.bias[order])
+            for new, old in zip(adapted.output_layers(), model.output_layers(), strict=True):
+                new.weight.copy_(old.weight[order])
+                if new.bias is not None:
+                    new.bias.copy_(old.bias[order])
         return adapted, f"the {len(labels):,} classes are those of the bundle: its head is kept"
     adapted, notes = surgery_of(model).with_new_head(len(labels))
     return adapted, "; ".join([f"a new head for {len(labels):,} classes", *notes])
+
+
+def _has_trained_head(model: AnyModel) -> bool:
+    return any(bool(layer.weight.any()) for layer in model.output_layers())
+
+
+def _can_fit_head(model: AnyModel) -> bool:
+    """Whether the head is linear and still zero, so that least squares can find its weights."""
+    return not model.config.head_layers and not _has_trained_head(model)
 
 
 def _match_classes(bundle: Bundle, labels: tuple[str, ...]) -> list[int] | None:
@@ -189,7 +200,7 @@ def _match_classes(bundle: Bundle, labels: tuple[str, ...]) -> list[int] | None:
     except UsageError:
         return None
     order = indices.tolist()
-    return order if len(set(order)) == classes and bool(bundle.model.head.weight.any()) else None
+    return order if len(set(order)) == classes and _has_trained_head(bundle.model) else None
 
 
 def extract_training_features(
@@ -253,8 +264,9 @@ def fit_head(
 
     linear, scores = context.ranks.run_on_first(solve)
     with torch.no_grad():
-        model.head.weight.copy_(torch.from_numpy(linear.weight.T))
-        model.head.bias.copy_(torch.from_numpy(linear.bias))
+        for layer in model.output_layers():  # features are the mean of what two heads read
+            layer.weight.copy_(torch.from_numpy(linear.weight.T))
+            layer.bias.copy_(torch.from_numpy(linear.bias))
     return {**scores, "seconds": round(time.monotonic() - start, 2)}
 
 
@@ -270,7 +282,7 @@ def _describe_probe(probe: dict[str, Any]) -> str:
 def _scale_rate(model: AnyModel, probe: dict[str, Any] | None) -> tuple[float, str]:
     """Return the factor of the learning rate in fine-tuning, and the reason for its value."""
     if probe is None:
-        if model.head.weight.any():
+        if _has_trained_head(model):
             return _KEPT_HEAD_RESIDUAL, "default for the head of the bundle"
         return 1 - 1 / max(model.config.classes, 2), "a head that starts at zero"
     if probe["residual"] < _MIN_RESIDUAL:

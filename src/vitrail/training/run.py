@@ -141,8 +141,9 @@ def train(
         preprocess = make_preprocess(config, context.training, recipe)
         torch.manual_seed(options.seed)
         network = build(config)
-        if recipe.head_bias and network.head.bias is not None:
-            torch.nn.init.constant_(network.head.bias, recipe.head_bias)
+        for layer in network.output_layers() if recipe.head_bias else ():
+            if layer.bias is not None:
+                torch.nn.init.constant_(layer.bias, recipe.head_bias)
         network.prepare(
             lambda count: sample_training_images(context.training, preprocess, count, options.seed), options.seed
         )

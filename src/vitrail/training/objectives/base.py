@@ -58,7 +58,7 @@ class Objective(nn.Module):
     """Metric of `evaluate`, between 0 and 1, that is shown during training."""
     watched_name: ClassVar[str] = "accuracy"
     """Name of the metric `watched` in messages."""
-    head: ClassVar[tuple[str, ...]] = ("model.head.",)
+    head: ClassVar[tuple[str, ...]] = ("model.head",)
     """Name prefixes of the parameters that are trained with the setting `freeze` of the recipe."""
     illustrated: ClassVar[int] = 0
     """Number of images that the report shows with `illustrate`."""

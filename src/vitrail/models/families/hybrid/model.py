@@ -56,6 +56,7 @@ class HybridEmbed(PatchEmbed):
             patch=config.patch,
             stride=config.step,
             padding=config.padding,
+            bias=config.patch_bias,
         )
         self.backbone = ResNetTrunk(config) if config.stem == "resnet" else LightStem(config)
 

@@ -98,7 +98,10 @@ class IGPT(Model[IGPTConfig]):
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
         y = self.norm(z_BTD)
-        return self._classify(y if self.config.output == "pixels" else y.mean(dim=1), activations)
+        return self._classify(self.pool(y), activations)
+
+    def pool(self, output: Tensor) -> Tensor:
+        return output if self.config.output == "pixels" else output.mean(dim=1)
 
     def layout(self) -> Layout:
         allowed = None if self.mask is None else self.mask.cpu().numpy()

@@ -75,11 +75,14 @@ class LSTM(Model[LSTMConfig]):
         self.zero_head()
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
-        """Compute logits from the states of any layer (B, T, D): the last state of each direction is the head's
-        input."""
+        """Compute logits from the states of any layer."""
+        return self._classify(self.pool(z_BTD), activations)
+
+    def pool(self, output: Tensor) -> Tensor:
+        """The last state of each direction."""
         size = self.config.hidden
-        last_states = [z_BTD[:, -1, :size], *([z_BTD[:, 0, size:]] if self.config.bidirectional else [])]
-        return self._classify(torch.cat(last_states, dim=1), activations)
+        last_states = [output[:, -1, :size], *([output[:, 0, size:]] if self.config.bidirectional else [])]
+        return torch.cat(last_states, dim=1)
 
     def in_raster_order(self, tokens_BND: Tensor) -> Tensor:
         return tokens_BND[:, self.order.argsort()]

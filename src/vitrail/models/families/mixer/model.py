@@ -68,7 +68,10 @@ class Mixer(Model[MixerConfig]):
         return self.read(x_BND, activations)
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
-        return self._classify(self.norm(z_BTD).mean(dim=1), activations)
+        return self._classify(self.pool(self.norm(z_BTD)), activations)
+
+    def pool(self, output: Tensor) -> Tensor:
+        return output.mean(dim=1)
 
     def normalise_layer(self, output: Tensor) -> Tensor:
         return self.norm(output)

@@ -57,7 +57,10 @@ class ResNet(Model[ResNetConfig]):
             if activations is not None:
                 activations.record_output(layer, x_BCHW)
         x_BCHW = self.norm(x_BCHW)
-        return self._classify(x_BCHW.mean(dim=(2, 3)), activations)
+        return self._classify(self.pool(x_BCHW), activations)
+
+    def pool(self, output: Tensor) -> Tensor:
+        return output.mean(dim=(2, 3))
 
     def normalise_layer(self, output: Tensor) -> Tensor:
         """Apply the norm before the head to an output of the last stage. Return other outputs as they are: they have

@@ -37,6 +37,9 @@ class ViTConfig(PatchedConfig):
     """Width of the hidden layer of the MLP in each block."""
     registers: Annotated[int, Bounds(0, 4096)] = 0
     """Extra learned tokens without a position that attention may use as scratch space (arXiv 2309.16588)."""
+    distilled: bool = False
+    """Whether a second head reads the first register, DeiT's distillation token (arXiv 2012.12877). The logits are the
+    mean of both heads; needs pool cls."""
     pool: Literal["cls", "gap", "map"] = "cls"
     """Input of the head: the [CLS] token, the mean of the patch tokens, or attention pooling over them."""
     representation: Literal["none", "tanh", "gelu"] = "none"
@@ -67,10 +70,15 @@ class ViTConfig(PatchedConfig):
     """Normalise before each sub-layer and once at the end (ViT), or after each residual sum (the original encoder)."""
     norm_epsilon: Annotated[float, Bounds(0, below=1)] = 1e-6
     """Added to the variance; published checkpoints differ (1e-6 Google and timm, 1e-12 Hugging Face)."""
-    activation: Literal["gelu", "gelu-tanh", "relu"] = "gelu"
-    """Non-linearity between the two layers of the MLP: exact GELU, its tanh approximation, or ReLU."""
+    activation: Literal["gelu", "gelu-tanh", "quick-gelu", "relu"] = "gelu"
+    """Non-linearity between the two layers of the MLP: exact GELU, its approximation by tanh or (CLIP) by the sigmoid,
+    or ReLU."""
     qkv_bias: bool = True
     """Whether queries, keys and values have a bias."""
+    patch_bias: bool = True
+    """Whether the projection of patches has a bias; CLIP's has none."""
+    embedding_norm: bool = False
+    """Whether the embedded tokens are normalised before the first block, as in CLIP."""
     layer_scale: Annotated[float | None, Bounds(0, below=1e6)] = None
     """Initial value of a learned scale per feature on each residual branch (CaiT); none leaves it out."""
     dropout: Annotated[float, Bounds(0, below=1)] = 0.0
@@ -96,6 +104,17 @@ class ViTConfig(PatchedConfig):
             raise UsageError(
                 f"Width must be a multiple of heads, got width {self.width} with {self.heads} heads."
                 " Change one of the two."
+            )
+        if self.distilled and (
+            self.pool != "cls"
+            or not self.registers
+            or self.embedding
+            or self.head_layers
+            or self.representation != "none"
+        ):
+            raise UsageError(
+                "Distilled must go with pool cls, at least one register, and two linear heads: no embedding, no head"
+                " layers and no representation layer."
             )
         self._check_position()
         self._check_merge()
@@ -211,6 +230,10 @@ class ViTConfig(PatchedConfig):
             f"layer_scale {self.layer_scale}": self.layer_scale is None,
             f"residual {self.residual}": self.residual,
             f"merge {list(self.merge)}": not self.merge,
+            "a head of several layers": not self.head_layers,
+            "two heads (distilled)": not self.distilled,
+            "a norm of the embedded tokens": not self.embedding_norm,
+            "a projection without bias": self.patch_bias,
         }
         return next((setting for setting, is_supported in supported.items() if not is_supported), None)
 
@@ -235,13 +258,15 @@ class ViTConfig(PatchedConfig):
         representation = 0 if self.representation == "none" else d * d + d
         return (
             self._embed_parameters
+            - (0 if self.patch_bias else d)
             + prefix
+            + 2 * d * self.embedding_norm
             + self.position_embedding.parameters
             + blocks
             + final_norm
             + pool
             + representation
-            + self._head_parameters(d)
+            + (1 + self.distilled) * self._head_parameters(d)
         )
 
     @property
@@ -251,7 +276,8 @@ class ViTConfig(PatchedConfig):
         matches = sum(self._match_macs(*counts) for counts in itertools.pairwise((n, *self.layer_tokens)))
         pool = 2 * d * d + 2 * n * d * d + 2 * n * d + 2 * d * m if self.pool == "map" else 0
         representation = 0 if self.representation == "none" else d * d
-        return self._embed_macs + blocks + matches + pool + representation + self._head_macs(d)
+        heads = (1 + self.distilled) * self._head_macs(d)
+        return self._embed_macs + blocks + matches + pool + representation + heads
 
     def _match_macs(self, before: int, after: int) -> int:
         """Count the MACs of finding similar tokens (products of sources and targets) and of the attention of [CLS]."""

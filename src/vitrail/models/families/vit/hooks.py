@@ -3,6 +3,7 @@
 Shapes: N patches, T tokens with [CLS] and registers.
 """
 
+import copy
 from typing import TYPE_CHECKING, Self, cast
 
 import torch
@@ -39,6 +40,10 @@ class ViTHooks(Model[ViTConfig]):
     """Boolean mask (T, T) of the tokens that each token attends to; None with global attention."""
     board: Tensor | None
     """Order of the patches for token merging (N,), see `chessboard`; None without merging."""
+    norm_pre: nn.Module
+    """With `embedding_norm`."""
+    head_dist: nn.Linear
+    """The second head of a distilled model."""
     projection = "patch_embed.proj"
     reads_layers = True
     opens_blocks = True
@@ -105,4 +110,25 @@ class ViTHooks(Model[ViTConfig]):
         if self.config.representation != "none":
             self.config = self.config.replace(representation="none")
             del self.pre_logits
+        if self.config.distilled:
+            self._replace_two_heads(classes, embedding)
+            return
         super().replace_head(classes, embedding=embedding)
+
+    def _replace_two_heads(self, classes: int, embedding: int) -> None:
+        """Replace both heads of a distilled model; an embedding reads [CLS] alone."""
+        del self.head_dist
+        self.config = self.config.replace(distilled=False)
+        super().replace_head(classes, embedding=embedding)
+        if not embedding:
+            self.head_dist = copy.deepcopy(self.head)
+            self.config = self.config.replace(distilled=True)
+
+    def output_layers(self) -> list[nn.Linear]:
+        second = [self.head_dist] if self.config.distilled and isinstance(self.head_dist, nn.Linear) else []
+        return [*super().output_layers(), *second]
+
+    @property
+    def tokens_read(self) -> int | None:
+        """Number of tokens, from the first, that the head reads; None for all. BatchNorm's statistics need all."""
+        return 1 + self.config.distilled if self.config.pool == "cls" and self.config.norm == "layer" else None

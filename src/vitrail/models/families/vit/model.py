@@ -96,6 +96,8 @@ class ViT(ViTHooks):
         self.blocks = cast(list[Block], nn.ModuleList(Block(c, rate) for rate in rates))
         self.position = c.position_embedding
         self.position.add_parameters(self)
+        if c.embedding_norm:
+            self.norm_pre = norm(c.width, eps=c.norm_epsilon)
         self.norm = norm(c.width, eps=c.norm_epsilon) if c.norm_order == "pre" else nn.Identity()
         if c.pool == "map":
             self.attn_pool = AttentionPool(
@@ -108,13 +110,22 @@ class ViT(ViTHooks):
         if c.representation != "none":
             self.pre_logits = PreLogits(c.width, c.representation)
         self.head = self.make_head(c.width)
+        if c.distilled:
+            self.head_dist = self.make_head(c.width)
         self.initialise()
         self.fill_tables()
 
     def make_patch_embed(self) -> PatchEmbed:
         """Create the module that computes x_p E of eq. 1. A hybrid overrides this method to add convolutions."""
         c = self.config
-        return PatchEmbed(channels=c.channels, width=c.width, patch=c.patch, stride=c.step, padding=c.padding)
+        return PatchEmbed(
+            channels=c.channels,
+            width=c.width,
+            patch=c.patch,
+            stride=c.step,
+            padding=c.padding,
+            bias=c.patch_bias,
+        )
 
     def forward(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
         """Return logits (B, K). `activations` records intermediate results and does not change them."""
@@ -140,6 +151,8 @@ class ViT(ViTHooks):
         z_BTD = torch.cat([*(token.expand(x_BND.shape[0], -1, -1) for token in prefix), x_BND], dim=1)
         if self.config.placement == "once" and (added_TD := self.position.added(self, 0)) is not None:
             z_BTD = z_BTD + added_TD
+        if self.config.embedding_norm:
+            z_BTD = self.norm_pre(z_BTD)
         if activations is not None:
             activations.steps["tokens"] = z_BTD
         if self.training and self.config.token_drop:
@@ -149,13 +162,13 @@ class ViT(ViTHooks):
     def encode(self, z_BTD: Tensor, activations: Activations | None = None, all_tokens: bool = False) -> Tensor:
         """Apply eqs. 2 and 3 `depth` times.
 
-        If the head reads only [CLS], the last block computes only that token, unless `all_tokens` is set: the same
-        logits for less work (7 % of ViT-B/16).
+        The last block computes only the tokens that the head reads (often only [CLS]), unless `all_tokens` is set: the
+        same logits for less work (7 % of ViT-B/16).
         """
         c, last = self.config, self.config.depth - 1
-        only_cls = c.pool == "cls" and c.norm == "layer" and not all_tokens  # BatchNorm's statistics need every token
+        queries = None if all_tokens else self.tokens_read
         if self.training and activations is not None and last in activations.layers:
-            only_cls = False  # recording would compute the last block a second time, with another dropout
+            queries = None  # recording would compute the last block a second time, with another dropout
         groups: Groups | None = None
         for layer, block in enumerate(self.blocks):
             if c.placement != "once" and (added_TD := self.position.added(self, layer)) is not None:
@@ -166,10 +179,10 @@ class ViT(ViTHooks):
             if groups is not None:
                 bias = groups.bias  # a model that merges has no mask and no other bias
             input_BTD = z_BTD
-            z_BTD = self.run_block(block, input_BTD, rope, bias, 1 if only_cls and layer == last else None)
+            z_BTD = self.run_block(block, input_BTD, rope, bias, queries if layer == last else None)
             if activations is not None and (layer in activations.layers or layer in activations.inside):
                 record_layer(activations, layer, block, input_BTD, z_BTD, rope, bias, groups, merges=bool(c.merge))
-        return z_BTD if only_cls else spread(z_BTD, groups)
+        return spread(z_BTD, groups) if queries is None else z_BTD
 
     def attention_terms(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         """Return the rotation of queries and keys in `layer` (2, T, K/2), and the bias of its attention logits (H, T,
@@ -181,23 +194,34 @@ class ViT(ViTHooks):
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
         """Apply eq. 4 and the head: normalise, pool, classify."""
-        match self.config.pool:
-            case "cls":
-                y_BD = self.norm(z_BTD)[:, 0] if self.config.norm == "batch" else self.norm(z_BTD[:, 0])
-            case "gap":
-                y_BD = self.norm(z_BTD)[:, self.config.prefix :].mean(dim=1)
-            case "map":
-                y_BD = self.attn_pool(self.norm(z_BTD))
-                if activations is not None and activations.with_attention:
-                    activations.pooling = self.attn_pool.weights(self.norm(z_BTD))
+        y_BTD = self.norm(z_BTD[:, : self.tokens_read])
         if activations is not None:
-            activations.steps["pooled"] = y_BD
-        if self.config.representation != "none":
-            y_BD = self.pre_logits(y_BD)
-        logits_BK = self.head(y_BD)
+            activations.steps["pooled"] = self.pool(y_BTD)
+            if self.config.pool == "map" and activations.with_attention:
+                activations.pooling = self.attn_pool.weights(y_BTD)
+        logits_BK = self.forward_head(y_BTD)
         if activations is not None:
             activations.logits = logits_BK
         return logits_BK
+
+    def pool(self, output: Tensor) -> Tensor:
+        match self.config.pool:
+            case "cls":
+                return output[:, :2].mean(dim=1) if self.config.distilled else output[:, 0]
+            case "gap":
+                return output[:, self.config.prefix :].mean(dim=1)
+        return self.attn_pool(output)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        return self.norm(self.encode(self.embed(images), all_tokens=True))
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        if self.config.distilled and not pre_logits:
+            return (self.head(features[:, 0]) + self.head_dist(features[:, 1])) / 2
+        y_BD = self.pool(features)
+        if pre_logits:
+            return y_BD
+        return self.head(self.pre_logits(y_BD) if self.config.representation != "none" else y_BD)
 
     def encode_patches(self, images_BCHW: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         z_BTD = self.encode(self.embed(images_BCHW, change=change), all_tokens=True)

@@ -38,7 +38,8 @@ class ViTSurgery(Surgery[ViT]):
             token_11D = token_11D + added_TD[:1]
         registers = [tensors["reg_token"]] if c.registers else []
         tensors["reg_token"] = torch.cat([token_11D, *registers], dim=1)
-        pooled = model.clone_with(tensors, pool="gap", registers=c.registers + 1)
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("head_dist.")}
+        pooled = model.clone_with(tensors, pool="gap", registers=c.registers + 1, distilled=False)
         return pooled, "the head reads the mean of the patches in place of [CLS], which stays as a register"
 
     @property

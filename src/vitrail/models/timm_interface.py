@@ -1,0 +1,85 @@
+"""The methods and attributes by which code written for timm's models uses a model."""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from vitrail.models.base import AnyModel
+
+Groups = dict[str, str | list[tuple[str, tuple[int, ...] | None]]]
+
+# timm merges a group with this ordinal into the one before: the final norm belongs to the last block.
+_WITH_LAST_BLOCK = (99999,)
+
+
+class TimmInterface:
+    """timm's names for what `Model` has: features, head, groups of parameters and settings of the data."""
+
+    data_config: dict[str, Any] | None = None
+    """Preprocessing under timm's names, which a bundle gives its model; None for a model without a bundle."""
+
+    @property
+    def num_classes(self: "AnyModel") -> int:
+        """Number of classes; 0 without a head."""
+        return self.config.classes
+
+    @property
+    def num_features(self: "AnyModel") -> int:
+        """Width of the features, the input of the head."""
+        return self.head_width
+
+    embed_dim = head_hidden_size = num_features
+
+    @property
+    def default_cfg(self: "AnyModel") -> dict[str, Any]:
+        """What `timm.data.resolve_model_data_config` reads, and the names of the first layer and the head.
+
+        Mean, std, interpolation and crop are those of the bundle that the model comes from. A model without a bundle
+        states only its input size, and timm fills in its defaults.
+        """
+        c = self.config
+        names = {"num_classes": c.classes, "classifier": "head", "first_conv": self.projection or None}
+        return {"input_size": (c.channels, *c.resolution), **names, **(self.data_config or {})}
+
+    pretrained_cfg = default_cfg
+
+    def get_classifier(self: "AnyModel") -> nn.Module:
+        """The head."""
+        return self.head
+
+    def forward_features(self: "AnyModel", images: Tensor) -> Tensor:
+        """The normalised output of the last layer: tokens (B, T, D) with [CLS] and registers first, or the feature map
+        (B, D, H, W) of a CNN."""
+        last = self.config.depth - 1
+        return self.normalise_layer(self.record(images, (last,)).steps[f"blocks.{last}"])
+
+    def forward_head(self: "AnyModel", features: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits (B, K) from the output of `forward_features`; with `pre_logits`, the pooled features (B, D)."""
+        pooled = self.pool(features)
+        return pooled if pre_logits else self.head(pooled)
+
+    def no_weight_decay(self: "AnyModel") -> set[str]:
+        """Names of the tokens and position tables, which have no weight decay. Parameters of one dimension have none
+        either, as in timm, which does not list them."""
+        return {
+            name
+            for name, role in self.roles().items()
+            if not role.decays and self.get_parameter(name).ndim > 1 and not name.startswith("attn_pool.")
+        }
+
+    def group_matcher(self: "AnyModel", coarse: bool = False) -> Groups:
+        """Patterns of the parameters before the blocks and of each block, by which timm's optimiser factory scales
+        learning rates; the head matches none. `coarse` groups the units of a CNN by stage."""
+        after = "|".join(re.escape(prefix) for prefix in self.after_blocks)
+        stages = r"^stages\.(\d+)" if coarse else r"^stages\.(\d+)\.blocks\.(\d+)"
+        blocks = [(pattern, None) for pattern in (r"^blocks\.(\d+)", r"^layers\.(\d+)", stages)]
+        return {
+            "stem": rf"^(?!blocks\.|layers\.|stages\.|{after})",
+            "blocks": [*blocks, (r"^norm\.", _WITH_LAST_BLOCK)],
+        }
+
+    def set_grad_checkpointing(self: "AnyModel", enable: bool = True) -> None:
+        """Recompute the activations of each block in the backward pass, which takes less memory and more time."""
+        self.checkpoints_activations = enable
