@@ -11,7 +11,7 @@ PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
 """Endings of pickles, which can run code."""
 CARD = "README.md"
 """The model card."""
-DOCUMENTS = ("config.json", "preprocessor_config.json", "vitrail.json")
+DOCUMENTS = ("config.json", "preprocessor_config.json", "open_clip_config.json", "vitrail.json")
 """JSON documents in the folder of a checkpoint: those of other libraries, and `vitrail.json`."""
 ENDINGS = (".safetensors", ".npz", *PICKLES)
 """Endings of checkpoints."""

@@ -1,7 +1,7 @@
 """Infer the settings that a checkpoint does not state: from the shapes of its tensors, or defaults with a note."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from vitrail.core.errors import CorruptFileError, UsageError
@@ -19,6 +19,13 @@ def count_layers(names: Iterable[str], prefix: str, ending: str = ".") -> int:
     if not numbers or numbers != set(range(len(numbers))):
         raise CorruptFileError(f"Layers {prefix}0, 1, ... must be numbered without gaps, got {sorted(numbers)}.")
     return len(numbers)
+
+
+def mae_decoder_names(names: Collection[str]) -> frozenset[str]:
+    """Return the names of the tensors of MAE's decoder, which reconstructs pixels in pre-training; empty for other
+    models."""
+    decoder = frozenset(name for name in names if name.startswith(("decoder_", "decoder.decoder_")))
+    return decoder | ({"mask_token", "decoder.mask_token"} & set(names)) if decoder else decoder
 
 
 def square_grid(patches: int) -> tuple[int, int]:
@@ -123,6 +130,7 @@ _FREE_SETTINGS = frozenset(
     [
         "name",
         "classes",
+        "head_layers",
         "channels",
         "resolution",
         "resize_rule",

@@ -38,7 +38,7 @@ class StateDictMapping(Generic[Config]):
     """Raises `UsageError` for a model that the library cannot compute."""
     settings: Callable[[Config], dict[str, Any]] = lambda config: {}
     """Returns the settings under the library's names, in JSON types."""
-    function: str | None = None
+    function: Callable[[Config], str | None] = lambda config: None
     """The library's function that builds any model of the family from `settings`; None if the library builds only
     published models, by name."""
     why_unverified: Callable[[Config], str | None] = lambda config: None

@@ -14,7 +14,13 @@ from vitrail.bundles.formats.huggingface import (
     read_heads,
     read_processor,
 )
-from vitrail.bundles.infer_config import count_layers, drop_empty_notes, infer_resolution, with_published_name
+from vitrail.bundles.infer_config import (
+    count_layers,
+    drop_empty_notes,
+    infer_resolution,
+    mae_decoder_names,
+    with_published_name,
+)
 from vitrail.bundles.parity import Forward, Unverified
 from vitrail.core.errors import UsageError
 from vitrail.models.config import ModelConfig
@@ -28,6 +34,8 @@ class Dino(WeightFormat):
 
     def recognises(self, names: Collection[str]) -> bool:
         bare = {_strip_prefixes(name) for name in names}
+        if mae_decoder_names(bare):
+            return False
         return "mask_token" in bare or "register_tokens" in bare or "encoder.layer.0.layer_scale1.lambda1" in bare
 
     def prepare(self, checkpoint: LibraryCheckpoint) -> LibraryCheckpoint:

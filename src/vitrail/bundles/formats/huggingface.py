@@ -1,5 +1,6 @@
 """Weight format of Hugging Face transformers: ViT and DeiT, with both naming schemes of attention."""
 
+import dataclasses
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -16,6 +17,7 @@ from vitrail.bundles.infer_config import (
     default_preprocess,
     drop_empty_notes,
     infer_heads,
+    mae_decoder_names,
     make_unique,
     square_grid,
     with_published_name,
@@ -27,16 +29,19 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import ModelConfig
 from vitrail.models.families.vit.config import ViTConfig
 
-ACTIVATIONS: dict[str, Literal["gelu", "gelu-tanh", "relu"]] = {
+ACTIVATIONS: dict[str, Literal["gelu", "gelu-tanh", "quick-gelu", "relu"]] = {
     "gelu": "gelu",
     "gelu_new": "gelu-tanh",
     "gelu_pytorch_tanh": "gelu-tanh",
+    "quick_gelu": "quick-gelu",
     "relu": "relu",
 }
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}
 
 _POSITIONS, _DISTILLATION = "embeddings.position_embeddings", "embeddings.distillation_token"
 _POOLER = "pooler.dense.weight"
+_HEADS = ("classifier.weight", "cls_classifier.weight")
+_SECOND_HEAD = "distillation_classifier.weight"
 
 
 class HuggingFace(WeightFormat):
@@ -57,8 +62,6 @@ class HuggingFace(WeightFormat):
 
     def read(self, checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> InferredModel:
         names, document = checkpoint.tensors, checkpoint.document("config.json")
-        if any(name.startswith("distillation_classifier.") for name in names):
-            raise UsageError("Model must have one head, got a distilled DeiT, which averages two.")
         shapes = checkpoint.shapes
         width, channels, *patch = shapes["embeddings.patch_embeddings.projection.weight"]
         if (hidden_size := document.get("hidden_size", width)) != width:
@@ -82,26 +85,33 @@ class HuggingFace(WeightFormat):
             mlp=shapes[f"{layers}0.{hidden}"][0],
             qkv_bias=f"{layers}0.{query}" in names,
             registers=int(is_distilled),
+            distilled=_SECOND_HEAD in names,
             resolution=tuple(size) if isinstance(size, list | tuple) else (size, size),
             norm_epsilon=document.get("layer_norm_eps", 1e-12),
             activation=read_activation(document),
             representation="tanh" if _POOLER in names else "none",
             resize_rule="huggingface",
-            classes=shapes["classifier.weight"][0] if "classifier.weight" in names else 0,
+            classes=next((shapes[name][0] for name in _HEADS if name in names), 0),
         )
         preprocess, preprocess_note = read_processor(checkpoint, config)
         config_note = None if document else "config.json is missing: epsilon 1e-12 and exact GELU are used"
-        if is_distilled:
+        if is_distilled and not config.distilled:
             config_note = "the distillation token became a register: the head does not read it"
         labels, labels_note = read_class_names(document, config.classes) if config.classes else (None, None)
-        notes = drop_empty_notes([heads_note, config_note, labels_note])
-        return InferredModel(with_published_name(config), preprocess, labels, notes, preprocess_note)
+        decoder = mae_decoder_names(names)
+        decoder_note = "the decoder of MAE is left out" if decoder else None
+        notes = drop_empty_notes([heads_note, config_note, labels_note, decoder_note])
+        return InferredModel(with_published_name(config), preprocess, labels, notes, preprocess_note, decoder)
 
     def open_source(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> Forward:
         # Only DeiT has a distillation token.
         model_type = "deit" if _DISTILLATION in checkpoint.tensors else "vit"
         classes = {"id2label": {str(index): f"LABEL_{index}" for index in range(config.classes)}}
         document = {"model_type": model_type, **self.mapping(config).settings(config), **classes}
+        if decoder := mae_decoder_names(checkpoint.tensors):  # transformers' MAE drops patches at random
+            document |= checkpoint.document("config.json") | {"model_type": "vit"}
+            encoder = {name: tensor for name, tensor in checkpoint.raw.items() if name not in decoder}
+            checkpoint = dataclasses.replace(checkpoint, raw=encoder, documents={"config.json": document})
         return open_with_transformers(config, checkpoint, document)
 
     def check(self, bundle: Bundle) -> list[str]:
@@ -139,7 +149,13 @@ class HuggingFace(WeightFormat):
         return _open_transformers_folder(config, folder, "vit", has_pooler=_POOLER in names)
 
 
-_CLASSES = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
+_CLASSES = {
+    "vit": "ViT",
+    "deit": "DeiT",
+    "clip_vision_model": "CLIPVision",
+    "dinov2": "Dinov2",
+    "dinov2_with_registers": "Dinov2WithRegisters",
+}
 
 
 def open_with_transformers(
@@ -155,18 +171,27 @@ def open_with_transformers(
         write_json(Path(folder) / "config.json", document)
         tensors = {name: tensor.contiguous() for name, tensor in checkpoint.raw.items()}
         save_file(tensors, Path(folder) / HuggingFace.file)
-        has_pooler = _POOLER in checkpoint.tensors
-        return _open_transformers_folder(config, Path(folder), document.get("model_type"), has_pooler=has_pooler)
+        has_pooler = _POOLER in checkpoint.tensors or document.get("model_type") == "clip_vision_model"
+        return _open_transformers_folder(
+            config,
+            Path(folder),
+            document.get("model_type"),
+            has_pooler=has_pooler,
+            has_two_heads=_SECOND_HEAD in checkpoint.tensors,
+        )
 
 
-def _open_transformers_folder(config: ModelConfig, folder: Path, model_type: Any, *, has_pooler: bool) -> Forward:
+def _open_transformers_folder(
+    config: ModelConfig, folder: Path, model_type: Any, *, has_pooler: bool, has_two_heads: bool = False
+) -> Forward:
     """Open a folder with transformers, by its class for `model_type`. Raise `Unverified` for an unsupported type."""
     if model_type not in _CLASSES:
         raise Unverified(f"config.json has model_type {model_type!r}, which is not supported")
     logging = import_peer("transformers").logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    class_name = _CLASSES[model_type] + ("ForImageClassification" if config.classes else "Model")
+    task = ("ForImageClassification" + "WithTeacher" * has_two_heads) if config.classes else "Model"
+    class_name = _CLASSES[model_type] + task
     model, loading_info = import_peer("transformers", class_name).from_pretrained(
         folder,
         local_files_only=True,
@@ -191,7 +216,7 @@ def read_heads(document: dict[str, Any], width: int, user_config: ModelConfig | 
     return infer_heads(width, user_config) if heads is None else (heads, None)
 
 
-def read_activation(document: dict[str, Any]) -> Literal["gelu", "gelu-tanh", "relu"]:
+def read_activation(document: dict[str, Any]) -> Literal["gelu", "gelu-tanh", "quick-gelu", "relu"]:
     """Return our name for the activation in a config.json. The default is exact GELU."""
     activation = document.get("hidden_act", "gelu")
     if activation not in ACTIVATIONS:

@@ -12,6 +12,7 @@ FORMATS: "Registry[type[WeightFormat]]" = Registry(
     "format",
     {
         "huggingface": "vitrail.bundles.formats.huggingface:HuggingFace",
+        "clip": "vitrail.bundles.formats.clip:Clip",
         "torchvision": "vitrail.bundles.formats.torchvision:Torchvision",
         "dino": "vitrail.bundles.formats.dino:Dino",
         "google": "vitrail.bundles.formats.google:Google",
@@ -21,7 +22,7 @@ FORMATS: "Registry[type[WeightFormat]]" = Registry(
 )
 """Formats of other libraries. Another package adds one as `format.NAME`; it is tried after the built-in ones."""
 
-_READ_ONLY = ("dino",)  # listed here because `--help` must not import the classes; a test compares both
+_READ_ONLY = ("clip", "dino")  # listed here because `--help` must not import the classes; a test compares both
 
 
 def written_formats() -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from vitrail.bundles.bundle import Bundle
+from vitrail.bundles.bundle import Bundle, timm_data_config
 from vitrail.bundles.card import model_card
 from vitrail.bundles.formats.base import InferredModel, LibraryCheckpoint, WeightFormat
 from vitrail.bundles.infer_config import (
@@ -14,11 +14,13 @@ from vitrail.bundles.infer_config import (
     infer_heads,
     infer_positions,
     infer_resolution,
+    mae_decoder_names,
     make_unique,
     with_published_name,
 )
 from vitrail.bundles.parity import Forward, Unverified, import_peer
 from vitrail.core.errors import UsageError
+from vitrail.core.settings import jsonable
 from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitrail.models.config import ModelConfig
 from vitrail.models.families.hybrid.config import HybridConfig
@@ -28,7 +30,7 @@ from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.library_limits import epsilon_notes, gelu_notes
 from vitrail.models.zoo import MODELS, TIMM
 
-_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu"}
+_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "quick_gelu": "quick-gelu", "relu": "relu"}
 
 # timm's function for each model, at the usual resolution.
 ARCHITECTURES = {alias.name: function for function, alias in TIMM.items() if alias.resolution == 224}
@@ -53,7 +55,8 @@ class Timm(WeightFormat):
         is_vit = "patch_embed.proj.weight" in names and "blocks.0.attn.qkv.weight" in names
         is_mixer = "stem.proj.weight" in names and "blocks.0.mlp_tokens.fc1.weight" in names
         is_bit = "stem.conv.weight" in names and "stages.0.blocks.0.conv1.weight" in names
-        return (is_vit or is_mixer or is_bit) and "register_tokens" not in names and "mask_token" not in names
+        is_dino = "register_tokens" in names or ("mask_token" in names and not mae_decoder_names(names))
+        return (is_vit or is_mixer or is_bit) and not is_dino
 
     def read(self, checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> InferredModel:
         names = checkpoint.tensors
@@ -67,13 +70,17 @@ class Timm(WeightFormat):
         labels, labels_note = None, None
         if label_names := checkpoint.document("config.json").get("label_names"):
             labels, labels_note = make_unique(label_names)
+        decoder = mae_decoder_names(names)
+        notes += [labels_note, "the decoder of MAE is left out" if decoder else None]
         return InferredModel(
-            with_published_name(config), preprocess, labels, drop_empty_notes([*notes, labels_note]), preprocess_note
+            with_published_name(config), preprocess, labels, drop_empty_notes(notes), preprocess_note, decoder
         )
 
     def open_source(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> Forward:
         model = build_with_timm(config, checkpoint.document("config.json"))
-        model.load_state_dict(checkpoint.raw, strict=True)
+        decoder = mae_decoder_names(checkpoint.raw)
+        encoder = {name: tensor for name, tensor in checkpoint.raw.items() if name not in decoder}
+        model.load_state_dict(encoder, strict=True)
         return model.eval()
 
     def check(self, bundle: Bundle) -> list[str]:
@@ -94,15 +101,7 @@ class Timm(WeightFormat):
             "architecture": architecture(config),
             "num_classes": config.classes,
             "model_args": self.mapping(config).settings(config),
-            "pretrained_cfg": {
-                "input_size": [config.channels, *config.resolution],
-                "interpolation": preprocess.interpolation,
-                "crop_pct": preprocess.crop_fraction,
-                "crop_mode": {"shorter": "center", "squash": "squash", "pad": "border"}[preprocess.resize],
-                "mean": list(preprocess.mean),
-                "std": list(preprocess.std),
-                "num_classes": config.classes,
-            },
+            "pretrained_cfg": {**jsonable(timm_data_config(preprocess)), "num_classes": config.classes},
         }
         if bundle.labels is not None:
             document["label_names"] = list(bundle.labels)
@@ -162,7 +161,7 @@ def architecture(config: ModelConfig) -> str:
     Some families have one function with arguments. In the others, raise UsageError unless the model equals a published
     model that timm has.
     """
-    if (function := Timm("timm").mapping(config).function) is not None:
+    if (function := Timm("timm").mapping(config).function(config)) is not None:
         return function
     published = MODELS.get(config.name)
     free_settings = {name: value for name, value in config.to_json().items() if name in _FREE_SETTINGS}
@@ -175,10 +174,10 @@ def _infer_vit(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -
     names, shapes = checkpoint.tensors, checkpoint.shapes
     document = checkpoint.document("config.json")
     arguments = document.get("model_args") or {}
-    if "quickgelu" in document.get("architecture", "") or arguments.get("act_layer") not in (None, *_ACTIVATIONS):
-        raise UsageError("Activation must be GELU, its tanh form or ReLU, got another one.")
-    if "head_dist.weight" in names:
-        raise UsageError("Model must have one head, got a distilled DeiT, which averages two.")
+    usual = "quick_gelu" if "quickgelu" in document.get("architecture", "") else "gelu"
+    activation = arguments.get("act_layer") or usual
+    if activation not in _ACTIVATIONS:
+        raise UsageError(f"Activation must be GELU, its tanh or sigmoid form, or ReLU, got {activation!r}.")
     if any(name.startswith("fc_norm.") for name in names):
         raise UsageError(
             "Model must normalise before it pools, got one that normalises after pooling (timm's fc_norm)."
@@ -190,7 +189,8 @@ def _infer_vit(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -
     if heads is None:
         heads, heads_note = infer_heads(width, user_config)
     pool = "cls" if "cls_token" in names else "map" if "attn_pool.latent" in names else "gap"
-    registers = shapes["reg_token"][1] if "reg_token" in names else 0
+    is_distilled = "dist_token" in names
+    registers = shapes["reg_token"][1] if "reg_token" in names else int(is_distilled)
     settings: dict[str, Any] = {
         "width": width,
         "depth": depth,
@@ -199,15 +199,19 @@ def _infer_vit(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -
         "patch": shapes["patch_embed.proj.weight"][2:],
         "pool": pool,
         "registers": registers,
+        "distilled": is_distilled,
+        "embedding_norm": "norm_pre.weight" in names,
+        "patch_bias": "patch_embed.proj.bias" in names,
         "qkv_bias": "blocks.0.attn.qkv.bias" in names,
         "resize_rule": "timm",
-        "activation": _ACTIVATIONS[arguments.get("act_layer") or "gelu"],
+        "activation": _ACTIVATIONS[activation],
+        "norm_epsilon": 1e-5 if "norm_pre.weight" in names else 1e-6,
         "representation": "tanh" if "pre_logits.fc.weight" in names else "none",
         "classes": shapes["head.weight"][0] if "head.weight" in names else 0,
     }
     if "blocks.0.ls1.gamma" in names:
         settings["layer_scale"] = 1e-5
-    rows = shapes["pos_embed"][1] if "pos_embed" in names else 0
+    rows = shapes["pos_embed"][1] - is_distilled if "pos_embed" in names else 0
     if not rows:
         raise UsageError("Model must have learned positions (pos_embed), got none.")
     size = (document.get("pretrained_cfg") or {}).get("input_size")

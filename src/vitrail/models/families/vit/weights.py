@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import UsageError
+from vitrail.models.families.vit.clip_weights import CLIP_MAPPING
 from vitrail.models.families.vit.config import ViTConfig
+from vitrail.models.families.vit.huggingface_settings import shape_settings
 from vitrail.models.library_limits import require_settings, unsupported_model_error
 from vitrail.models.state_dict_mapping import (
     Entry,
@@ -32,12 +34,15 @@ _PLAIN = {
     "stride": None,
     "padding": (0, 0),
     "merge": (),
+    "head_layers": "",
 }
+# Settings of later models, which timm has.
+_OF_THE_PAPER = {"embedding_norm": False, "patch_bias": True, "distilled": False}
 
 
-def check_plain(config: ViTConfig, library: str) -> None:
-    """Raise `UsageError` for a variant that only Vitrail has."""
-    for name, value in _PLAIN.items():
+def check_plain(config: ViTConfig, library: str, *, only_paper: bool = True) -> None:
+    """Raise `UsageError` for a variant that only Vitrail has, and with `only_paper` for those of later models."""
+    for name, value in (_PLAIN | _OF_THE_PAPER if only_paper else _PLAIN).items():
         if getattr(config, name) != value:
             raise unsupported_model_error(library, f"{name.replace('_', ' ')} {getattr(config, name)!r}")
     if config.patch[0] != config.patch[1]:
@@ -58,14 +63,47 @@ def _check_paper(config: ViTConfig, library: str, **fixed: Any) -> None:
 
 def timm_entries(config: ViTConfig, names: Collection[str] | None) -> Iterable[Entry]:
     """Return the entries of a model for timm's checkpoints."""
-    return (renamed_entry(name, name) for name in parameter_names(config))
+    for name in parameter_names(config):
+        if config.distilled and name in ("reg_token", "pos_embed"):
+            yield distillation_entry(name, "dist_token", "pos_embed")
+        else:
+            yield renamed_entry(name, name)
+
+
+def distillation_entry(name: str, their_token: str, their_table: str) -> Entry:
+    """Entry for DeiT's distillation token: it becomes a register, with its row of the position table added. Written,
+    its row is zero. The table's own entry writes the table, so the token's entry need not."""
+
+    def join(parts: Sequence[Tensor]) -> Tensor:
+        token, table = parts
+        return token + table[:, 1:2]
+
+    def drop_row(parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([parts[0][:, :1], parts[0][:, 2:]], dim=1)
+
+    def insert_row(table: Tensor) -> list[Tensor]:
+        return [torch.cat([table[:, :1], torch.zeros_like(table[:, :1]), table[:, 1:]], dim=1)]
+
+    if name == "reg_token":
+        return Entry(name, (their_token, their_table), join, lambda token: [token, token])
+    return Entry(name, (their_table,), drop_row, insert_row)
 
 
 def check_timm(config: ViTConfig) -> None:
     """Raise `UsageError` for a ViT that timm cannot compute."""
-    check_plain(config, "timm")
+    check_plain(config, "timm", only_paper=False)
+    if config.embedding_norm == config.patch_bias:
+        raise unsupported_model_error(
+            "timm", f"embedding norm {config.embedding_norm} with patch bias {config.patch_bias}"
+        )
+    if config.distilled and (config.registers != 1 or not config.class_position):
+        raise unsupported_model_error("timm", "two heads with more registers, or with a [CLS] without position")
     if config.representation != "none":
         raise UsageError("timm has no representation layer. Fine-tune the model first: this drops the layer.")
+
+
+def _timm_function(config: ViTConfig) -> str:
+    return "deit_base_distilled_patch16_224" if config.distilled else "vit_base_patch16_224"
 
 
 def _timm_settings(config: ViTConfig) -> dict[str, Any]:
@@ -83,7 +121,8 @@ def _timm_settings(config: ViTConfig) -> dict[str, Any]:
         "init_values": config.layer_scale,
         "class_token": config.pool == "cls",
         "no_embed_class": not config.class_position,
-        "reg_tokens": config.registers,
+        "pre_norm": config.embedding_norm,
+        "reg_tokens": 0 if config.distilled else config.registers,
         "global_pool": {"cls": "token", "gap": "avg", "map": "map"}[config.pool],
         "fc_norm": False,
         "act_layer": config.activation.replace("-", "_"),
@@ -131,7 +170,7 @@ def check_google(config: ViTConfig) -> None:
     """Raise `UsageError` for a ViT that Google's code cannot compute."""
     check_plain(config, "Google's code")
     require_settings(config, "Google's code", registers=0, layer_scale=None, qkv_bias=True)
-    if config.activation == "relu" or config.representation == "gelu":
+    if config.activation not in ("gelu", "gelu-tanh") or config.representation == "gelu":
         raise unsupported_model_error("Google's code", "an MLP without GELU, or a layer before the head without tanh")
 
 
@@ -255,25 +294,11 @@ def _check_huggingface(config: ViTConfig) -> None:
 def _huggingface_settings(config: ViTConfig) -> dict[str, Any]:
     """Settings of a config.json."""
     return {
-        **_shape_settings(config),
+        **shape_settings(config),
         "intermediate_size": config.mlp,
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": 0.0,
         "qkv_bias": config.qkv_bias,
-    }
-
-
-def _shape_settings(config: ViTConfig) -> dict[str, Any]:
-    """Settings of a config.json that ViT, DeiT and DINOv2 share."""
-    return {
-        "hidden_size": config.width,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-        "hidden_act": {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "relu": "relu"}[config.activation],
-        "layer_norm_eps": config.norm_epsilon,
-        "image_size": config.resolution[0],
-        "patch_size": config.patch[0],
-        "num_channels": config.channels,
     }
 
 
@@ -283,13 +308,15 @@ def _huggingface_entries(config: ViTConfig, names: Collection[str] | None) -> It
     is_old = names is None or any(name.startswith("encoder.layer.") for name in names)
     for name in parameter_names(config):
         if config.registers and name in ("reg_token", "pos_embed"):
-            yield _distillation_entry(name)
+            yield distillation_entry(name, "embeddings.distillation_token", "embeddings.position_embeddings")
         elif name.startswith("blocks."):
             _, layer, rest = name.split(".", 2)
             at = f"{prefix}encoder.layer.{layer}." if is_old else f"{prefix}layers.{layer}."
             yield _huggingface_layer_entry(name, at, rest, is_old)
-        elif name.startswith("head."):
-            yield renamed_entry(name, name.replace("head.", "classifier."))
+        elif name.startswith(("head.", "head_dist.")):
+            theirs = {"head": "cls_classifier" if config.distilled else "classifier"}
+            part, leaf = name.split(".")
+            yield renamed_entry(name, f"{theirs.get(part, 'distillation_classifier')}.{leaf}")
         else:
             ours, theirs = next(pair for pair in _HUGGING_FACE if name.startswith(pair[0]))
             yield renamed_entry(name, prefix + name.replace(ours, theirs))
@@ -302,25 +329,6 @@ def _huggingface_layer_entry(ours: str, at: str, rest: str, is_old: bool) -> Ent
         return stacked_entry(ours, (f"{at}attention.{part}.{leaf}" for part in parts))
     our_part, old, new = next(names for names in _HUGGING_FACE_LAYER if rest.startswith(names[0]))
     return renamed_entry(ours, at + rest.replace(our_part, old if is_old else new))
-
-
-def _distillation_entry(name: str) -> Entry:
-    """Return the entry for DeiT's distillation token, which becomes a register with its row of the position table
-    added."""
-
-    def join(parts: Sequence[Tensor]) -> Tensor:
-        token, table = parts
-        if name == "reg_token":
-            return token + table[:, 1:2]
-        return table[:, [0, *range(2, table.shape[1])]]
-
-    def split(tensor: Tensor) -> list[Tensor]:
-        raise UsageError(
-            "Registers must be 0 in files for transformers, got the distillation token of a DeiT. Convert a model"
-            " without registers."
-        )
-
-    return Entry(name, ("embeddings.distillation_token", "embeddings.position_embeddings"), join, split)
 
 
 # torchvision
@@ -394,7 +402,7 @@ _DINO_LAYER = (
 def _dino_settings(config: ViTConfig) -> dict[str, Any]:
     """Settings of a config.json."""
     ratio = config.mlp // config.width
-    return {**_shape_settings(config), "mlp_ratio": ratio, "num_register_tokens": config.registers}
+    return {**shape_settings(config), "mlp_ratio": ratio, "num_register_tokens": config.registers}
 
 
 def _dino_unverified(config: ViTConfig) -> str | None:
@@ -427,9 +435,7 @@ def _dino_layer_entry(ours: str, at: str, rest: str) -> Entry:
 
 
 MAPPINGS: dict[str, StateDictMapping[ViTConfig]] = {
-    "timm": StateDictMapping(
-        entries=timm_entries, check=check_timm, settings=_timm_settings, function="vit_base_patch16_224"
-    ),
+    "timm": StateDictMapping(entries=timm_entries, check=check_timm, settings=_timm_settings, function=_timm_function),
     "google": StateDictMapping(entries=_google_entries, check=check_google, why_unverified=google_unverified),
     "huggingface": StateDictMapping(
         entries=_huggingface_entries, check=_check_huggingface, settings=_huggingface_settings
@@ -438,4 +444,5 @@ MAPPINGS: dict[str, StateDictMapping[ViTConfig]] = {
         entries=_torchvision_entries, check=_check_torchvision, settings=_torchvision_settings
     ),
     "dino": StateDictMapping(entries=_dino_entries, settings=_dino_settings, why_unverified=_dino_unverified),
+    "clip": CLIP_MAPPING,
 }
