@@ -152,7 +152,7 @@ def test_starting_head_is_compared_with_best_instead_of_last_weights(small_data,
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.training.test_stop import small_data, run
+from tests.training.test_stop import run, small_data
 def die(step):
     if step.step == 8:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -183,7 +183,7 @@ def test_resume_after_sigkill_stops_at_same_step_with_identical_weights(small_da
 RANKS = """
 import os, sys
 from pathlib import Path
-from tests.training.test_stop import small_data, run
+from tests.training.test_stop import run, small_data
 seen = []
 def watch(step):
     seen.append(step.loss)

@@ -76,10 +76,10 @@ class Margin(Objective):
         The weights of the objective do not cover held-out identities. The loss therefore compares each image with the
         mean embeddings of the identities.
         """
-        embeddings, people = _embed_batches(self.model, batches, ranks)
-        verification = verify_pairs(lambda: score_all_pairs(embeddings), people, intervals=False)
-        loss = _prototype_loss(embeddings, people, self.margin)
-        return {"loss": loss, "count": len(people), "verified": 1 - verification.curve.at_equal_errors()[0]}
+        embeddings, identities = _embed_batches(self.model, batches, ranks)
+        verification = verify_pairs(lambda: score_all_pairs(embeddings), identities, intervals=False)
+        loss = _prototype_loss(embeddings, identities, self.margin)
+        return {"loss": loss, "count": len(identities), "verified": 1 - verification.curve.at_equal_errors()[0]}
 
     def goodness(self, metrics: dict[str, Any]) -> float:
         return metrics["verified"]
@@ -91,11 +91,11 @@ class Margin(Objective):
             for batch in loader.epoch()
         )
         with torch.inference_mode():
-            embeddings, people = _embed_batches(partial(_embed_with_mirror, self.model.eval()), batches, ranks)
+            embeddings, identities = _embed_batches(partial(_embed_with_mirror, self.model.eval()), batches, ranks)
         if not ranks.is_first:
             return None
         return judge_pairs(
-            verify_pairs(lambda: score_all_pairs(embeddings), people), int(people.max()) + 1, loader.split.name
+            verify_pairs(lambda: score_all_pairs(embeddings), identities), int(identities.max()) + 1, loader.split.name
         )
 
 
@@ -129,27 +129,27 @@ def _embed_batches(
         embeddings = F.normalize(at_least_float32(embed(images)), dim=1)
         local_parts.append((embeddings.float().cpu().numpy()[is_read], labels.cpu().numpy()[is_read]))
     parts = [part for rank_parts in ranks.gather(local_parts) for part in rank_parts]
-    embeddings, people = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return embeddings, np.unique(people, return_inverse=True)[1]
+    embeddings, identities = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return embeddings, np.unique(identities, return_inverse=True)[1]
 
 
-def _prototype_loss(embeddings_nE: np.ndarray, people_n: np.ndarray, margin: MarginSettings) -> float:
+def _prototype_loss(embeddings_nE: np.ndarray, identities_n: np.ndarray, margin: MarginSettings) -> float:
     """Return the mean cross-entropy of images over identities, whose weights are mean embeddings.
 
     The mean of the identity of an image excludes that image. Identities with a single image are not counted.
     """
-    counts = np.bincount(people_n)
+    counts = np.bincount(identities_n)
     sums = np.zeros((len(counts), embeddings_nE.shape[1]))
-    np.add.at(sums, people_n, embeddings_nE)
+    np.add.at(sums, identities_n, embeddings_nE)
     means = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
     logits = embeddings_nE @ means.T
-    rows = np.arange(len(people_n))
-    others = sums[people_n] - embeddings_nE
+    rows = np.arange(len(identities_n))
+    others = sums[identities_n] - embeddings_nE
     others /= np.maximum(np.linalg.norm(others, axis=1, keepdims=True), 1e-12)
-    logits[rows, people_n] = (embeddings_nE * others).sum(axis=1)
+    logits[rows, identities_n] = (embeddings_nE * others).sum(axis=1)
     logits *= margin.scale_for(len(counts))
-    losses = np.logaddexp.reduce(logits, axis=1) - logits[rows, people_n]
-    return float(losses[counts[people_n] > 1].mean())
+    losses = np.logaddexp.reduce(logits, axis=1) - logits[rows, identities_n]
+    return float(losses[counts[identities_n] > 1].mean())
 
 
 def margin_logits(cosine_BK: Tensor, labels_B: Tensor, margin: MarginSettings, progress: Tensor) -> Tensor:

@@ -44,12 +44,8 @@ class MaskedPatches(Objective):
             raise UsageError("Objective masked must have at least two patches, got one. Choose a smaller patch size.")
         if config.channels > 3:
             raise UsageError(f"Objective masked must have images of at most 3 channels, got {config.channels}.")
-        for (
-            name,
-            parameter,
-        ) in (
-            model.named_parameters()
-        ):  # unused; with several ranks, DDP waits for the gradients of all trainable parameters
+        # Unused parameters; with several ranks, DDP waits for the gradients of all trainable parameters.
+        for name, parameter in model.named_parameters():
             if name.startswith(("head.", "pre_logits.", "attn_pool.")):
                 parameter.requires_grad_(False)
         self.mask_token = nn.Parameter(torch.zeros(config.width))
