@@ -95,7 +95,8 @@ def test_an_assigned_head_is_counted_only_if_it_fits():
     for head, classes in (
         (torch.nn.Linear(64, 3), 3),
         (torch.nn.Linear(63, 5), 3),
-        (torch.nn.Sequential(torch.nn.Linear(64, 7)), 3),
+        (torch.nn.Sequential(torch.nn.Linear(64, 7)), 7),
+        (torch.nn.Sequential(torch.nn.Linear(64, 9), torch.nn.Flatten()), 7),
         (torch.nn.Identity(), 0),
     ):
         model.head = head
@@ -126,12 +127,12 @@ def test_features_and_tokens_of_a_vit_are_timms(vit_and_timms):
     torch.testing.assert_close(model.features(images), peer.forward_head(theirs, pre_logits=True), **close)
     torch.testing.assert_close(model.layer_tokens(images)[-1], theirs, **close)
     for normalise in (True, False):
-        told = {"indices": [0, 1, 2], "norm": normalise, "return_prefix_tokens": True, "intermediates_only": True}
+        options = {"indices": [0, 1, 2], "norm": normalise, "return_prefix_tokens": True, "intermediates_only": True}
         ours = model.layer_tokens(images, layers=(0, 1, 2), normalise=normalise)
         maps = model.feature_maps(images, layers=None, normalise=normalise)
-        for layer, (patches, prefix) in enumerate(peer.forward_intermediates(images, output_fmt="NLC", **told)):
+        for layer, (patches, prefix) in enumerate(peer.forward_intermediates(images, output_fmt="NLC", **options)):
             torch.testing.assert_close(ours[layer], torch.cat([prefix, patches], dim=1), **close)
-        for layer, (theirs, _) in enumerate(peer.forward_intermediates(images, **told)):
+        for layer, (theirs, _) in enumerate(peer.forward_intermediates(images, **options)):
             assert maps[layer].shape == (2, 192, 4, 4)
             torch.testing.assert_close(maps[layer], theirs, **close)
     # In the order asked for, twice where asked twice.
@@ -153,24 +154,24 @@ def test_features_and_tokens_of_deit_are_timms(shared):
         with torch.no_grad():
             theirs = peer.forward_features(images.to(dtype))
             (patches,) = peer.forward_intermediates(images.to(dtype), [5], norm=True, intermediates_only=True)
-            for found, expected in (
+            for features, expected in (
                 (ours.layer_tokens(images.to(dtype))[0], theirs),
                 (ours.features(images.to(dtype)), peer.forward_head(theirs, pre_logits=True)),
                 (ours.feature_maps(images.to(dtype), layers=(5,))[0], patches),
             ):
-                assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+                assert (features - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 def test_gradients_of_features_are_timms(vit_and_timms):
     model, peer, images = vit_and_timms
     weights = torch.randn(2, 192)
-    found = []
+    gradients = []
     for run in (model.features, lambda images: peer.forward_head(peer.forward_features(images), pre_logits=True)):
-        given = images.clone().requires_grad_()
-        (run(given) * weights).sum().backward()
-        found.append(given.grad)
-    assert found[0].abs().max() > 1e-3
-    torch.testing.assert_close(*found, rtol=0, atol=1e-5)
+        inputs = images.clone().requires_grad_()
+        (run(inputs) * weights).sum().backward()
+        gradients.append(inputs.grad)
+    assert gradients[0].abs().max() > 1e-3
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["R+ViT-Ti/16", "Mixer-S/32", pytest.param("BiT-R50x1", marks=slow)])
@@ -182,10 +183,10 @@ def test_features_of_other_families_are_timms(name):
     images = torch.randn(1, 3, 224, 224)
     with torch.no_grad():
         theirs = peer.forward_features(images)
-        whole = model.feature_maps(images)[0] if theirs.ndim == 4 else model.layer_tokens(images)[0]
+        features = model.feature_maps(images)[0] if theirs.ndim == 4 else model.layer_tokens(images)[0]
         pooled = peer.forward_head(theirs, pre_logits=True).flatten(1)
         assert theirs.std() > 0.1
-        torch.testing.assert_close(whole, theirs, rtol=0, atol=1e-5)
+        torch.testing.assert_close(features, theirs, rtol=0, atol=1e-5)
         torch.testing.assert_close(model.features(images), pooled, rtol=0, atol=1e-5)
 
 
@@ -211,15 +212,15 @@ def test_an_lstm_puts_its_tokens_where_they_were_read():
     images = torch.zeros(1, 1, 28, 28)
     changed = images.clone()
     changed[..., 7:14, 14:21] = 1  # the second row is read from its end: this is the second place of it
-    before, after = (model.feature_maps(one)[0] for one in (images, changed))
+    before, after = (model.feature_maps(inputs)[0] for inputs in (images, changed))
     differs = (before != after).any(dim=1)[0]
     assert differs.tolist() == [[False] * 4, [True, True, True, False], [True] * 4, [True] * 4]
-    before, after = (model.layer_tokens(one)[0] for one in (images, changed))
+    before, after = (model.layer_tokens(inputs)[0] for inputs in (images, changed))
     assert (before != after).any(dim=2)[0].tolist() == [False] * 5 + [True] * 11
     # A snake is its own inverse; a random order is not.
     model = redraw(create("LSTM-Nano/7", order="random", order_seed=1, depth=1)).eval()
     assert model.order.tolist()[9:] == [6, 15, 12, 2, 7, 10, 1]
-    before, after = (model.feature_maps(one)[0] for one in (images, changed))
+    before, after = (model.feature_maps(inputs)[0] for inputs in (images, changed))
     assert (before != after).any(dim=1)[0].flatten().nonzero().flatten().tolist() == [1, 2, 6, 7, 10, 12, 15]
 
 
@@ -376,11 +377,11 @@ def test_ty_tells_right_calls_from_wrong_ones():
     if not ty.exists():
         pytest.skip("needs ty")
     path = ROOT / "tests" / "typed_calls.py"
-    words = [ty, "check", "--output-format", "concise", "--python", sys.prefix, "--extra-search-path", "src", path]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
-    found = {int(line) for line in re.findall(r"typed_calls\.py:(\d+):\d+: error", done.stdout)}
+    command = [ty, "check", "--output-format", "concise", "--python", sys.prefix, "--extra-search-path", "src", path]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    error_lines = {int(line) for line in re.findall(r"typed_calls\.py:(\d+):\d+: error", done.stdout)}
     lines = path.read_text(encoding="utf-8").splitlines()
-    assert found == {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}, done.stdout
+    assert error_lines == {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}, done.stdout
 
 
 # Names and their documentation
@@ -443,9 +444,9 @@ def test_every_public_name_has_an_example_that_runs(name, tmp_path, monkeypatch)
     finder = doctest.DocTestFinder(recurse=False)
     (test,) = finder.find(DOCUMENTED[name], name, globs=names)
     assert test.examples
-    said = []
-    doctest.DocTestRunner().run(test, out=said.append)
-    assert "".join(said) == ""
+    failures = []
+    doctest.DocTestRunner().run(test, out=failures.append)
+    assert "".join(failures) == ""
 
 
 @pytest.mark.slow
@@ -456,8 +457,8 @@ def test_a_training_loop_of_ones_own(shared, tmp_path):
     for name in ("deit-ti16", "hymenoptera"):
         (tmp_path / name).symlink_to(shared / name)
     one_core = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", script]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=one_core, check=False)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=one_core, check=False)
     assert done.returncode == 0, done.stderr
     held_out, test = map(int, re.findall(r"(\d+) of", done.stdout))
     assert held_out >= 234
