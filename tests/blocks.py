@@ -42,23 +42,23 @@ class Block(NamedTuple):
 def blocks(path: Path) -> list[Block]:
     """Fenced blocks of a page."""
     pattern = r"(?:<!-- not run: (.*?) -->\n)?^```([^\n]*)\n(.*?)^```$(?:(?=\n\n^```text\n(.*?)^```$))?"
-    found = re.finditer(pattern, path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    return [Block(one[2], one[3], one[1] or "", one[4] if one[2] == "python" else None) for one in found]
+    matches = re.finditer(pattern, path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return [Block(match[2], match[3], match[1] or "", match[4] if match[2] == "python" else None) for match in matches]
 
 
 def runnable(path: Path) -> list[tuple[str, str | list[str], str | None]]:
     """What is run of a page, in order: blocks of Python with what they print, and the words of each command."""
-    found = []
+    steps = []
     for block in blocks(path):
         if block.reason or block.language not in ("python", "bash"):
             continue
         if block.language == "python":
-            found.append(("python", block.text, block.output))
+            steps.append(("python", block.text, block.output))
             continue
         for line in block.text.splitlines():
-            words = shlex.split(line, comments=True)
-            if words[:1] == ["vitrail"]:
-                found.append(("bash", words[1:], None))
+            command = shlex.split(line, comments=True)
+            if command[:1] == ["vitrail"]:
+                steps.append(("bash", command[1:], None))
             else:
-                assert not words or line.startswith(OTHERS), f"{path.name}: {line}"
-    return found
+                assert not command or line.startswith(OTHERS), f"{path.name}: {line}"
+    return steps

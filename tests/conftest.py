@@ -62,14 +62,14 @@ def call(capsys, monkeypatch):
 
     monkeypatch.setattr("vitrail.cli._busy_share", lambda: 0.0)  # it takes a moment to measure
 
-    def run(*words, internal=False):
+    def run(*arguments, internal=False):
         code = 0
         try:
-            main([str(word) for word in words])
-        except SystemExit as leaving:
-            code = leaving.code
-        said = capsys.readouterr()
-        assert internal == ("internal error" in said.err), said.err
-        return subprocess.CompletedProcess(words, code, said.out, said.err)
+            main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = stop.code
+        captured = capsys.readouterr()
+        assert internal == ("internal error" in captured.err), captured.err
+        return subprocess.CompletedProcess(arguments, code, captured.out, captured.err)
 
     return run

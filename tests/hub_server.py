@@ -106,22 +106,22 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._file(hub.blob(path.removeprefix("/cdn/")), "irrelevant")
             if self.command == "POST":
                 return self._upload(path)
-            if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", path):
-                return self._listing(found[1], found[2], found[3] or "main")
-            if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-                return self._resolve(*found.groups())
+            if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", path):
+                return self._listing(match[1], match[2], match[3] or "main")
+            if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+                return self._resolve(*match.groups())
             return self._send(404, b"")
 
     def _repository(self, name, revision, *, for_files):
         """A repository that the asker may see at this revision; otherwise the answer is sent."""
         repository = self.hub.repositories.get(name)
-        given = self.headers.get("Authorization")
-        if given and given != f"Bearer {self.hub.token}":
+        authorization = self.headers.get("Authorization")
+        if authorization and authorization != f"Bearer {self.hub.token}":
             return self._send(401, b"", **{"X-Error-Message": "Invalid credentials in Authorization header"})
-        if repository is None or (repository.get("private") and not given):
+        if repository is None or (repository.get("private") and not authorization):
             # As the Hub does it: who is not logged in is not told whether it exists.
-            return self._send(404 if given else 401, b"", **{"X-Error-Code": "RepoNotFound"})
-        if repository.get("gated") and for_files and not given:
+            return self._send(404 if authorization else 401, b"", **{"X-Error-Code": "RepoNotFound"})
+        if repository.get("gated") and for_files and not authorization:
             return self._send(401, b"", **{"X-Error-Code": "GatedRepo"})
         if repository.get("gated") == "refused" and for_files:
             return self._send(403, b"", **{"X-Error-Code": "GatedRepo"})
@@ -137,9 +137,11 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(307, b"", Location=self.path.replace(name, repository["renamed"]))
         files = repository["files"]
         if kind == "tree":
-            rows = [{"type": "file", "path": one, "size": len(files[one]), "oid": _git(files[one])} for one in files]
+            rows = [
+                {"type": "file", "path": name, "size": len(files[name]), "oid": _git(files[name])} for name in files
+            ]
             return self._send(200, json.dumps(rows).encode())
-        siblings = [{"rfilename": one} for one in files]
+        siblings = [{"rfilename": name} for name in files]
         about = {"id": name, "modelId": name, "sha": repository["commit"], "siblings": siblings, "tags": []}
         about |= {"private": False, "gated": bool(repository.get("gated")), "downloads": 0, "likes": 0}
         return self._send(200, json.dumps(about).encode())
@@ -168,9 +170,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(304, b"", ETag=f'"{etag}"')
         headers |= {"ETag": f'"{etag}"', "Accept-Ranges": "bytes"}
         is_same = self.headers.get("If-Range") in (None, f'"{etag}"')
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if asked and is_same:
-            start = int(asked[1])
+        byte_range = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if byte_range and is_same:
+            start = int(byte_range[1])
             if start >= len(content):
                 return self._send(416, b"", **{"Content-Range": f"bytes */{len(content)}"})
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
@@ -211,8 +213,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _upload(self, path):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if path == "/api/repos/create":
-            asked = json.loads(body)
-            name = f"{asked.get('organization') or 'me'}/{asked['name']}"
+            request = json.loads(body)
+            name = f"{request.get('organization') or 'me'}/{request['name']}"
             return self._send(200, json.dumps({"url": f"{self.hub.address}/{name}", "id": name}).encode())
         if path == "/api/validate-yaml":
             self.hub.uploads["card"] = json.loads(body)
@@ -220,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
         name, kind = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main", path).groups()
         if kind == "preupload":
             files = json.loads(body)["files"]
-            answer = [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in files]
+            answer = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False} for file in files]
             return self._send(200, json.dumps({"files": answer}).encode())
         for line in map(json.loads, body.splitlines()):
             if line["key"] == "file":

@@ -46,8 +46,8 @@ def offences(tree):
         elif isinstance(node, ast.Match) and last_name(node.subject) == "family":
             yield node, "switches on a family's name"
         elif isinstance(node, ast.Call) and last_name(node.func) in ("isinstance", "issubclass"):
-            asked = {last_name(part) for part in ast.walk(node.args[1])}
-            if asked & CLASSES:
+            names = {last_name(part) for part in ast.walk(node.args[1])}
+            if names & CLASSES:
                 yield node, "asks for a model's or configuration's class"
         elif isinstance(node, ast.Call) and last_name(node.func) in ("getattr", "hasattr") and is_config(node.args[0]):
             yield node, "asks whether a configuration has a setting"
@@ -55,8 +55,8 @@ def offences(tree):
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_no_room_switches_on_a_family(path):
-    found = [f"line {node.lineno} {why}" for node, why in offences(ast.parse(path.read_text(encoding="utf-8")))]
-    assert not found
+    lines = [f"line {node.lineno} {why}" for node, why in offences(ast.parse(path.read_text(encoding="utf-8")))]
+    assert not lines
 
 
 @pytest.mark.parametrize(

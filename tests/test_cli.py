@@ -43,22 +43,22 @@ def test_version():
     assert (done.returncode, done.stdout) == (0, f"vitrail {vitrail.__version__}\n")
 
 
-@pytest.mark.parametrize("words", [["--help"], [], ["info", "--help"], ["models", "--help"], ["demo", "--help"]])
-def test_help_goes_to_stdout(words):
-    done = run(*words)
+@pytest.mark.parametrize("arguments", [["--help"], [], ["info", "--help"], ["models", "--help"], ["demo", "--help"]])
+def test_help_goes_to_stdout(arguments):
+    done = run(*arguments)
     assert done.returncode == 0
     assert done.stdout.startswith("usage: vitrail")
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("words", [["--help"], ["models"], ["info", "ViT-G/14"], ["info", FIXTURE], ["recipes"]])
-def test_what_needs_no_torch_imports_none(words):
+@pytest.mark.parametrize("arguments", [["--help"], ["models"], ["info", "ViT-G/14"], ["info", FIXTURE], ["recipes"]])
+def test_what_needs_no_torch_imports_none(arguments):
     script = (
         "import sys\nfrom vitrail.cli import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit as leaving:\n    assert not leaving.code, leaving.code\n"
         "sys.exit(sum(name in sys.modules for name in ('torch', 'numpy', 'PIL', 'safetensors')))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, *map(str, words)], capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", script, *map(str, arguments)], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -106,7 +106,7 @@ def test_info_as_json():
 
 
 def test_info_with_changes():
-    words = [
+    options = [
         "--resolution",
         "384",
         "--classes",
@@ -119,7 +119,7 @@ def test_info_with_changes():
         "tanh",
         "--json",
     ]
-    row = json.loads(run("info", "ViT-B/16", *words).stdout)
+    row = json.loads(run("info", "ViT-B/16", *options).stdout)
     assert (row["tokens"], row["classes"], row["channels"]) == (576, 21_843, 1)
     config = MODELS["ViT-B/16"].replace(resolution=384, classes=21_843, channels=1, pool="gap", representation="tanh")
     assert (row["parameters"], row["macs"]) == (config.parameters, config.macs)
@@ -220,9 +220,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("words", "code", "message"), WRONG, ids=lambda value: str(value)[:40])
-def test_wrong_use_is_one_line(call, words, code, message):
-    done = call(*words)
+@pytest.mark.parametrize(("arguments", "code", "message"), WRONG, ids=lambda value: str(value)[:40])
+def test_wrong_use_is_one_line(call, arguments, code, message):
+    done = call(*arguments)
     assert done.returncode == code
     assert done.stdout == ""
     assert message in done.stderr
@@ -232,8 +232,8 @@ def test_wrong_use_is_one_line(call, words, code, message):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_only_defaults_that_are_values(call, command):
-    shown = " ".join(call(command, "--help").stdout.replace("│", " ").split())
-    assert [words for words in ("default: None", "default: )", "{None") if words in shown] == []
+    text = " ".join(call(command, "--help").stdout.replace("│", " ").split())
+    assert [mistake for mistake in ("default: None", "default: )", "{None") if mistake in text] == []
 
 
 def test_help_is_a_command_too(call):
@@ -267,7 +267,7 @@ def test_names_in_the_folder_come_before_those_of_the_catalogue(call, tmp_path, 
         (tmp_path / folder / "config.json").write_text("{}")
     (tmp_path / "ruin").mkdir()  # no bundle
     (tmp_path / "weights.safetensors").write_bytes(b"")
-    for words, near in (
+    for arguments, near in (
         (["predict", "rnu", __file__], "run/bundle"),
         (["predict", "rnu/bundle", __file__], "run/bundle"),
         (["predict", "run/bundel", __file__], "run/bundle"),
@@ -278,11 +278,11 @@ def test_names_in_the_folder_come_before_those_of_the_catalogue(call, tmp_path, 
         (["convert", "weight.safetensor", "new"], "weights.safetensors"),
         (["convert", "deit-ti16.in1", "new"], "deit-ti16.in1k"),
     ):
-        done = call(*words)
+        done = call(*arguments)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert done.stderr.endswith(f" Did you mean '{near}'?\n"), done.stderr
-    for words in (["predict", "zebra", __file__], ["info", "x" * 300], ["predict", "no/such/run", __file__]):
-        assert "Did you mean" not in call(*words).stderr
+    for arguments in (["predict", "zebra", __file__], ["info", "x" * 300], ["predict", "no/such/run", __file__]):
+        assert "Did you mean" not in call(*arguments).stderr
 
 
 def test_patterns_without_a_star_match_names_that_begin_so(call):
@@ -332,9 +332,9 @@ OF_OTHER_TOOLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "message"), OF_OTHER_TOOLS, ids=lambda value: str(value)[:60])
-def test_words_of_other_tools_are_recognised(call, words, message):
-    done = call(*words)
+@pytest.mark.parametrize(("arguments", "message"), OF_OTHER_TOOLS, ids=lambda value: str(value)[:60])
+def test_words_of_other_tools_are_recognised(call, arguments, message):
+    done = call(*arguments)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert message in done.stderr
 
@@ -351,8 +351,8 @@ def test_every_word_of_other_tools_stands_for_one_of_ours():
     commands = [command for command in commands if not isinstance(command, Group)]
     names = {flag[2:].replace("-", "_") for command in commands for flag in _flags(command)}
     names |= {name for command in commands for name in _arguments(command)} | setting_keys().keys()
-    assert {word for words in _SYNONYMS for word in words if " " not in word} <= names
-    theirs = [word for words in _SYNONYMS.values() for word in words.split()]
+    assert {name for synonyms in _SYNONYMS for name in synonyms if " " not in name} <= names
+    theirs = [name for synonyms in _SYNONYMS.values() for name in synonyms.split()]
     assert len(theirs) == len({*theirs})
     assert {*OTHER_COMMANDS.values()} <= COMMANDS.keys()
 
@@ -482,8 +482,8 @@ HOSTILE = "a\x9b31m\u202e\u2066b\u200b\u2028\u2029\udc80\x1b[2J\r\n\u3164é새"
 
 
 def test_text_from_outside_is_printable_and_short():
-    shown = "a\\x9b31m\\u202e\\u2066b\\u200b\\u2028\\u2029\\udc80\\x1b[2J\\r\\n\\u3164é새"
-    assert escape_unprintable(HOSTILE) == shown
+    escaped = "a\\x9b31m\\u202e\\u2066b\\u200b\\u2028\\u2029\\udc80\\x1b[2J\\r\\n\\u3164é새"
+    assert escape_unprintable(HOSTILE) == escaped
     assert escape_unprintable("e\u0301 is fine") == "e\u0301 is fine"
     flood = escape_unprintable("e" + "\u0301" * 10_000)
     assert flood.startswith("e\u0301\u0301\u0301\u0301\\u0301\\u0301")
@@ -519,12 +519,12 @@ def test_tables_show_names_of_classes_as_text(call, tmp_path):
     for index, label in enumerate(strange):
         (tmp_path / "data" / label).mkdir(parents=True)
         Image.new("L", (9, 8), 80 * index).save(tmp_path / "data" / label / "0.png")
-    for words in (["evaluate", tmp_path / "bundle", tmp_path / "data"], ["predict", tmp_path / "bundle", tmp_path]):
-        done = call(*words)
+    for arguments in (["evaluate", tmp_path / "bundle", tmp_path / "data"], ["predict", tmp_path / "bundle", tmp_path]):
+        done = call(*arguments)
         assert done.returncode == 0, done.stderr
         assert all(line.isprintable() for line in done.stdout.splitlines())
         assert "dog\\u202egod" in done.stdout
-        done = call(*words, "--json")
+        done = call(*arguments, "--json")
         assert all(line.isprintable() for line in done.stdout.split("\n"))
         assert "dog\\u202egod" in done.stdout
         assert strange[1] in json.dumps(
@@ -545,8 +545,8 @@ def test_recipes_are_listed_with_what_they_are_for(call):
 
 
 def test_every_setting_of_a_recipe_has_a_value_a_default_and_a_meaning(call, tmp_path):
-    shown = json.loads(call("recipes", "paper-finetune", "--json").stdout)
-    rows = {row["setting"]: row for row in shown["settings"]}
+    document = json.loads(call("recipes", "paper-finetune", "--json").stdout)
+    rows = {row["setting"]: row for row in document["settings"]}
     recipe = find_recipe("paper-finetune")
     plain = {name: value for name, value in recipe.to_json().items() if not isinstance(value, dict)}
     assert {name: rows[name]["value"] for name in plain} == plain
@@ -568,24 +568,24 @@ def test_every_setting_of_a_recipe_has_a_value_a_default_and_a_meaning(call, tmp
     table = call("recipes", "paper-finetune").stdout
     assert all(name in table for name in rows)
     (tmp_path / "mine.toml").write_text("# Mine. And more.\nsteps = 3\n")
-    shown = json.loads(call("recipes", tmp_path / "mine.toml", "--json").stdout)
-    assert shown["purpose"] == "Mine."
-    assert {row["setting"]: row["value"] for row in shown["settings"]}["steps"] == 3
+    document = json.loads(call("recipes", tmp_path / "mine.toml", "--json").stdout)
+    assert document["purpose"] == "Mine."
+    assert {row["setting"]: row["value"] for row in document["settings"]}["steps"] == 3
 
 
 @pytest.mark.parametrize(
-    "words", [["train", "digits", "--model", "ViT-Pico/2"], ["finetune", FIXTURE, "digits", "--recipe", "small"]]
+    "arguments", [["train", "digits", "--model", "ViT-Pico/2"], ["finetune", FIXTURE, "digits", "--recipe", "small"]]
 )
-def test_learning_rate_batch_and_resume_are_short_words(call, words, tmp_path):
-    words = [*words, "--output", tmp_path / "run", "--steps", "2", "--lr", "0.003", "--batch", "16"]
-    done = call(*words)
+def test_learning_rate_batch_and_resume_are_short_words(call, arguments, tmp_path):
+    arguments = [*arguments, "--output", tmp_path / "run", "--steps", "2", "--lr", "0.003", "--batch", "16"]
+    done = call(*arguments)
     assert done.returncode == 0, done.stderr
     settings = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert (settings["learning_rate"], settings["batch"]) == (0.003, 16)
-    assert call(*words).returncode == 2
-    done = call(*words, "--resume")
+    assert call(*arguments).returncode == 2
+    done = call(*arguments, "--resume")
     assert (done.returncode, "resuming after step 2 of 2" in done.stderr) == (0, True), done.stderr
-    done = call(words[0], "--resume", *words[1:])
+    done = call(arguments[0], "--resume", *arguments[1:])
     assert (done.returncode, "resuming after step 2 of 2" in done.stderr) == (0, True), done.stderr
 
 
@@ -593,11 +593,11 @@ def test_learning_rate_batch_and_resume_are_short_words(call, words, tmp_path):
 
 
 def test_a_run_records_the_words_it_was_given(call, tmp_path):
-    words = ["train", "digits", "--model", "ViT-Pico/2", "--output", str(tmp_path / "a run"), "--steps", "1"]
-    done = call(*words)
+    arguments = ["train", "digits", "--model", "ViT-Pico/2", "--output", str(tmp_path / "a run"), "--steps", "1"]
+    done = call(*arguments)
     assert done.returncode == 0, done.stderr
     command = vitrail.load(tmp_path / "a run" / "bundle").provenance["command"]
-    assert command == shlex.join(["vitrail", *words])
+    assert command == shlex.join(["vitrail", *arguments])
     assert (tmp_path / "a run" / "config.toml").read_text().startswith(f"# {command}\n")
 
 
@@ -619,12 +619,12 @@ def test_a_flag_without_its_last_letter_is_recognised(call, flag):
 
 
 @pytest.mark.parametrize(
-    ("given", "busy", "expected"), [(None, 0.9, "passive"), (None, 0.1, None), ("active", 0.9, "active")]
+    ("user_policy", "busy", "expected"), [(None, 0.9, "passive"), (None, 0.1, None), ("active", 0.9, "active")]
 )
-def test_threads_wait_without_spinning_where_others_compute(call, monkeypatch, given, busy, expected):
+def test_threads_wait_without_spinning_where_others_compute(call, monkeypatch, user_policy, busy, expected):
     monkeypatch.setattr("vitrail.cli._busy_share", lambda: busy)
-    monkeypatch.setenv("OMP_WAIT_POLICY", given or "x")
-    if given is None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", user_policy or "x")
+    if user_policy is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
     call("train", "nowhere", "--model", "ViT-Pico/2", "--output", "run")
     assert os.environ.pop("OMP_WAIT_POLICY", None) == expected

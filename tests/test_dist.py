@@ -16,11 +16,11 @@ from tests.paths import ROOT
 from vitrail.core.errors import MissingError
 
 
-def run(*words, cwd, **environment):
+def run(*command, cwd, **environment):
     """Runs a command that knows nothing of where these tests run from, unless `environment` says so."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    words = [str(word) for word in words]
-    done = subprocess.run(words, cwd=cwd, env=kept | environment, capture_output=True, text=True, check=False)
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    command = [str(word) for word in command]
+    done = subprocess.run(command, cwd=cwd, env=inherited | environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -43,9 +43,7 @@ def test_every_hint_names_an_extra_of_ours_and_the_same_command():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("src/vitrail/**/*.md")]
     pages.remove(ROOT / "CHANGELOG.md")
-    commands = [
-        found for page in pages for found in re.findall(r"pip install [^`\n]*", page.read_text(encoding="utf-8"))
-    ]
+    commands = [hint for page in pages for hint in re.findall(r"pip install [^`\n]*", page.read_text(encoding="utf-8"))]
     assert len(commands) > 10
     for command in commands:
         hint = re.match(r'pip install -c constraints\.txt "\.\[([a-z,]+)\]"', command)

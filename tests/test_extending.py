@@ -62,8 +62,8 @@ def train_and_resume(call, tmp_path, *settings):
     run, killed = tmp_path / "run", tmp_path / "killed"
     done = call(*TRAIN, *settings, "--output", run)
     assert done.returncode == 0, done.stderr
-    words = [sys.executable, "-m", "vitrail", *TRAIN, *settings, "--keep", "20", "--output", str(killed)]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": _path()})
+    command = [sys.executable, "-m", "vitrail", *TRAIN, *settings, "--keep", "20", "--output", str(killed)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": _path()})
     while process.poll() is None and not list(killed.glob("checkpoints/step-*7")):
         time.sleep(0.002)
     process.kill()
@@ -88,7 +88,7 @@ def go_through(call, tmp_path, images, *settings):
         done = call("predict", bundle, *images, "--engine", engine, "--json")
         assert done.returncode == 0, done.stderr
         answers[engine] = [json.loads(line)["predictions"][0] for line in done.stdout.splitlines()]
-    assert [one["label"] for one in answers["torch"]] == [one["label"] for one in answers["onnx"]]
+    assert [entry["label"] for entry in answers["torch"]] == [entry["label"] for entry in answers["onnx"]]
     assert answers["torch"][0]["score"] == pytest.approx(answers["onnx"][0]["score"], abs=1e-5)
     done = call("inspect", bundle, *images, "--output", tmp_path / "inspect")
     assert done.returncode == 0, done.stderr
@@ -108,14 +108,18 @@ def images(tmp_path_factory):
 
 
 def test_names_of_extensions_are_known_without_importing_them(toys):
-    words = [sys.executable, "-X", "importtime", "-m", "vitrail", "models", "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True)
+    command = [sys.executable, "-X", "importtime", "-m", "vitrail", "models", "--json"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True
+    )
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert rows["coarse"] == dict.fromkeys(rows["ViT-B/16"]) | {"name": "coarse", "family": "coarse"}
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert not {name for name in imported if name.startswith("toy_") or name == "torch"}
-    words[-2:] = ["convert", "--help"]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True)
+    command[-2:] = ["convert", "--help"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True
+    )
     assert "sequential" in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert not {name for name in imported if name.startswith("toy_") or name == "torch"}
@@ -127,7 +131,10 @@ def test_a_family(toys, call, tmp_path, images):
     done = call("info", "coarse", "--json")
     row = json.loads(done.stdout)
     model = create("coarse")
-    assert (row["parameters"], row["macs"]) == (sum(one.numel() for one in model.parameters()), 16 * 32 + 32 * 10)
+    assert (row["parameters"], row["macs"]) == (
+        sum(parameter.numel() for parameter in model.parameters()),
+        16 * 32 + 32 * 10,
+    )
     row = json.loads(call("info", "coarse-large", "--json").stdout)
     assert (row["name"], row["family"], row["macs"]) == ("coarse-large", "coarse", 64 * 64 + 64 * 10)
     assert create("coarse-large").config == CoarseConfig(name="coarse-large", cells=8, width=64)
@@ -143,15 +150,15 @@ def test_a_family(toys, call, tmp_path, images):
 
 def test_a_position(toys, call, tmp_path, images):
     model = create("ViT-Pico/2", position="diagonal", position_at="every")
-    assert model.config.parameters == sum(one.numel() for one in model.parameters())
+    assert model.config.parameters == sum(parameter.numel() for parameter in model.parameters())
     check_tables(model.config)
     assert "rope-2d, diagonal. Position embedding" in model.config.meanings()["position"]
     assert torch.equal(model.resize(16).resize(8)(torch.ones(1, 1, 8, 8)), model(torch.ones(1, 1, 8, 8)))
     bundle = go_through(call, tmp_path, images, "--model", "ViT-Pico/2", "--set", "model.position=diagonal")
     assert json.loads((bundle / "config.json").read_text())["extensions"] == {"position.diagonal": "toys 1.0"}
-    found = json.loads((tmp_path / "inspect" / "inspect.json").read_text())
+    document = json.loads((tmp_path / "inspect" / "inspect.json").read_text())
     # Places on one diagonal are equal, so rows and columns count the same.
-    assert found["positions"]["row"] == pytest.approx(found["positions"]["column"], abs=1e-6)
+    assert document["positions"]["row"] == pytest.approx(document["positions"]["column"], abs=1e-6)
 
 
 def test_a_format(toys, call, tmp_path, monkeypatch):
@@ -164,8 +171,11 @@ def test_a_format(toys, call, tmp_path, monkeypatch):
         assert done.returncode == 0, done.stderr
         (tmp_path / destination / "vitrail.json").unlink(missing_ok=True)  # only what the format itself can hold
         reports.append(json.loads(done.stdout))
-    assert [(one["from"], one["to"]) for one in reports] == [("vitrail", "sequential"), ("sequential", "vitrail")]
-    for (proof,) in (one["proofs"] for one in reports):
+    assert [(report["from"], report["to"]) for report in reports] == [
+        ("vitrail", "sequential"),
+        ("sequential", "vitrail"),
+    ]
+    for (proof,) in (report["proofs"] for report in reports):
         assert (proof["library"], proof["equal_answers"]) == ("sequential", 40)
         assert proof["largest_difference"] < 1e-5
     back = load(tmp_path / "back")
@@ -184,8 +194,8 @@ def test_a_format(toys, call, tmp_path, monkeypatch):
     assert import_weights(str(tmp_path / "timm"), UserHints()).library == "timm"
     assert "toy_format" not in sys.modules
     assert import_weights(str(tmp_path / "theirs"), UserHints()).library == "sequential"
-    for words in (("fashion", "--to", "sequential"), ("fashion", "--to", "sequental"), ("fashion", "--to", "dino")):
-        done = call("convert", words[0], tmp_path / "never", *words[1:])
+    for arguments in (("fashion", "--to", "sequential"), ("fashion", "--to", "sequental"), ("fashion", "--to", "dino")):
+        done = call("convert", arguments[0], tmp_path / "never", *arguments[1:])
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert not (tmp_path / "never").exists()
     done = call("convert", "fashion", tmp_path / "never", "--to", "sequental")
@@ -224,12 +234,11 @@ def test_an_export_target(toys, call, tmp_path, images):
     assert done.returncode == 0, done.stderr
     proof = json.loads(done.stdout)
     assert (proof["target"], list(proof["files"]), proof["same_answers"]) == ("ort", ["model.ort"], proof["pictures"])
-    program = re.search(r"```python\n(.+?)```", (tmp_path / "out" / "README.md").read_text(), re.DOTALL)[1]
-    words = [sys.executable, "-I", "-c", program, images[0]]
-    shown = subprocess.run(words, cwd=tmp_path / "out", capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-I", tmp_path / "out" / "run.py", images[0]]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     expected = json.loads(call("predict", "fashion", images[0], "--json").stdout)["predictions"]
-    assert shown.split()[1] == expected[0]["label"].split()[0]
-    assert float(shown.split()[0]) == pytest.approx(expected[0]["score"], abs=1e-4)
+    assert output.split()[1] == expected[0]["label"].split()[0]
+    assert float(output.split()[0]) == pytest.approx(expected[0]["score"], abs=1e-4)
 
 
 def test_a_panel(toys, call, tmp_path, images):
@@ -255,8 +264,8 @@ def test_an_objective(toys, call, tmp_path, images, monkeypatch):
     # Nothing of its own is needed for the scores of a classifier.
     split = open_data("digits").splits["test"]
     with torch.no_grad():
-        said = bundle.model(bundle.preprocess(split.images)).argmax(1).numpy()
-    right = int((said == split.labels).sum())
+        predicted = bundle.model(bundle.preprocess(split.images)).argmax(1).numpy()
+    right = int((predicted == split.labels).sum())
     assert bundle.provenance["scores"]["accuracy"] == pytest.approx(right / len(split.labels))
     assert ">Confusion matrix<" in (run / "report.html").read_text()
     assert (bundle.provenance["objective"], bundle.provenance["objective_package"]) == ("tempered", "toys 1.0")
@@ -295,8 +304,8 @@ def test_an_optimiser(toys, call, tmp_path):
 
 
 def test_a_data_source(toys, call, tmp_path):
-    words = ("train", "stripes:40", "--model", "MLP-Pico", "--steps", "20", "--batch", "16", "--threads", "1")
-    done = call(*words, "--output", tmp_path / "run")
+    arguments = ("train", "stripes:40", "--model", "MLP-Pico", "--steps", "20", "--batch", "16", "--threads", "1")
+    done = call(*arguments, "--output", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert load(tmp_path / "run" / "bundle").labels == ("lying", "upright")
     done = call("evaluate", tmp_path / "run" / "bundle", "stripes:10", "--json")
@@ -367,11 +376,15 @@ def test_settings_of_an_augmentation_must_have_its_name(install):
 
 
 def test_help_lists_objectives_and_data_sources_of_other_packages(toys):
-    words = [sys.executable, "-m", "vitrail", "train", "--help"]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True)
+    command = [sys.executable, "-m", "vitrail", "train", "--help"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True
+    )
     assert "classify, margin, masked, multilabel, next-pixel, tempered." in " ".join(done.stdout.split())
-    words[-2:] = ["help", "data"]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True)
+    command[-2:] = ["help", "data"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=True
+    )
     assert "  DATA of the extension source.stripes\n" in done.stdout
 
 
@@ -483,14 +496,14 @@ def test_a_name_that_two_packages_use_is_refused(install):
 
 def test_a_question(toys, call, tmp_path):
     assert "contrast" in list(QUESTIONS)
-    words = ("compare", "digits", "--output", tmp_path / "lab", "--questions", "contrast", "--families", "mlp")
-    done = call(*words, "--jobs", "1", "--json")
+    arguments = ("compare", "digits", "--output", tmp_path / "lab", "--questions", "contrast", "--families", "mlp")
+    done = call(*arguments, "--jobs", "1", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    (claim,) = found["claims"]
+    report = json.loads(done.stdout)
+    (claim,) = report["claims"]
     low, high = claim["interval"]
     assert (claim["id"], claim["verdict"], 0 < low < claim["value"] < high) == ("T1", "supported", True)
-    assert found["numbers"]["contrast"]["difference"][0] == claim["value"]
+    assert report["numbers"]["contrast"]["difference"][0] == claim["value"]
     text = (tmp_path / "lab" / "index.html").read_text()
     assert "Classes differ in brightness." in text
     assert "클래스의 밝기" in text

@@ -94,16 +94,16 @@ def test_parameters_stay_as_they_were_given(bundle):
 
 def test_the_probe_is_the_one_of_evaluate(bundle, tmp_path):
     splits = open_data("digits").splits
-    some = splits["train"].select(sample_shots(splits["train"].labels, 20, seed=0))
+    sample = splits["train"].select(sample_shots(splits["train"].labels, 20, seed=0))
     np.savez(
         tmp_path / "some.npz",
-        train_images=some.images,
-        train_labels=some.labels,
+        train_images=sample.images,
+        train_labels=sample.labels,
         test_images=splits["test"].images,
         test_labels=splits["test"].labels,
     )
     scores = evaluate(bundle, str(tmp_path / "some.npz"), protocol="probe", layer=2, cache=tmp_path / "cache")
-    classifier = ViTClassifier(bundle, layer=2).fit(some.images, some.labels)
+    classifier = ViTClassifier(bundle, layer=2).fit(sample.images, sample.labels)
     assert classifier.penalty_ == scores["penalty"]
     assert classifier.score(splits["test"].images, splits["test"].labels) == pytest.approx(scores["accuracy"])
     assert scores["accuracy"] > 0.5
@@ -172,11 +172,11 @@ def test_wrong_use_is_one_line(bundle, digits):
     fitted = ViTClassifier(bundle, penalty=1.0).fit(pixels, names)
     _, singles = np.unique(names, return_index=True)
     for call, message in (
-        (lambda: ViTFeatures().fit(pixels), "Bundle must be given"),
+        (lambda: ViTFeatures().fit(pixels), "Bundle must be a path or a vitrail.Bundle, got None"),
         (lambda: ViTFeatures("nowhere").fit(pixels), "Bundle must be a folder that exists"),
         (lambda: ViTFeatures(bundle, layer=9).fit(pixels), "Layer must be from 0 to 3"),
         (lambda: ViTFeatures(bundle).fit(pixels / 255), "Pixels must be uint8"),
-        (lambda: fitted.predict(rows), "X must be images, as they were in fit"),
+        (lambda: fitted.predict(rows), "X must be images as in fit"),
         (lambda: ViTClassifier(bundle).fit(paths, names[:5]), "inconsistent numbers of samples"),
         (lambda: ViTClassifier(bundle).fit(paths, np.linspace(0, 1, 120)), "Unknown label type"),
         (lambda: ViTClassifier(bundle).fit(paths, None), "requires y to be passed"),

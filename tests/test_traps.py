@@ -52,8 +52,8 @@ def test_1_the_resize_rule_comes_with_the_weights(tmp_path):
         model = import_weights(str(tmp_path / to), UserHints()).bundle.model
         assert model.config.resize_rule == to
         tables[to] = model.resize(96).pos_embed
-    for one in tables:
-        assert all(one == other or not torch.equal(tables[one], tables[other]) for other in tables)
+    for name in tables:
+        assert all(name == other_name or not torch.equal(tables[name], tables[other_name]) for other_name in tables)
 
 
 def test_2_a_grid_of_another_shape_with_as_many_patches_is_interpolated():
@@ -113,8 +113,8 @@ def test_8_and_17_a_run_that_goes_on_sees_the_rest_of_its_epoch(tmp_path):
     training, _ = open_data("digits").for_training(holdout=0, seed=0)
     eye = Preprocess(resolution=8, mean=(0.5,), std=(0.5,), crop_fraction=1.0)
     loader = Loader(training, eye, batch=100, seed=3)
-    whole = [batch.indices.tolist() for batch in loader.epoch(2)]
-    assert [batch.indices.tolist() for batch in loader.epoch(2, start=5)] == whole[5:]
+    batches = [batch.indices.tolist() for batch in loader.epoch(2)]
+    assert [batch.indices.tolist() for batch in loader.epoch(2, start=5)] == batches[5:]
 
 
 def test_9_and_10_epsilon_gelu_and_pixels_come_along(tmp_path):

@@ -2,14 +2,16 @@
 
     vitrail.list_models("ViT*")                 names of models
     vitrail.create("ViT-B/16", classes=10)      a model by its published name
-    vitrail.load(source), vitrail.save(bundle, path)   a bundle: a folder, or a name of `vitrail weights`
-    vitrail.Classifier(path).predict(images)
-    vitrail.look(model, images)                 intermediate results and attention
+    vitrail.load(source)                        a bundle: a model with labels and preprocessing, from a folder or by a
+                                                name of `vitrail weights`
+    vitrail.save(bundle, path)                  write a bundle
+    vitrail.Classifier(path).predict(images)    predictions of a bundle
+    vitrail.look(model, images)                 record activations and attention
     vitrail.train(data, "ViT-S/16", epochs=20)  the commands as functions: also finetune, evaluate, predict, inspect,
                                                 explain, runs, doctor, compare, weights, convert, export, bench
     vitrail.faces.enroll(...)                   face recognition: the commands of `vitrail faces`
 
-`import vitrail` is instant: torch is imported when one of these is first used.
+`import vitrail` is fast: torch is imported at the first use of one of these names.
 """
 
 import importlib

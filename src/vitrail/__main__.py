@@ -1,9 +1,10 @@
-"""The entry point. It imports little, so that Ctrl-C during the other imports gives no traceback."""
+"""Entry point of the command line. It imports little, so that Ctrl-C during other imports prints no traceback."""
 
 import sys
 
 
 def main() -> None:
+    """Run the command line."""
     try:
         from vitrail.cli import main as run
     except KeyboardInterrupt:

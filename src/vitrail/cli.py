@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 from vitrail import __version__
-from vitrail.api.commands import COMMANDS, Command, Group, cli_parameters, parameters_of
+from vitrail.api.commands import COMMANDS, Command, Group
 from vitrail.api.help import format_command_help, format_data_help, format_overview
 from vitrail.api.output import CliArguments
 from vitrail.core.errors import VitrailError, did_you_mean, first_line, library_memory_error
@@ -182,7 +182,7 @@ def _tyro_parameters(command: Command) -> Iterator[inspect.Parameter]:
     """Yield the parameters of a command as tyro reads them from a signature."""
     import tyro
 
-    for parameter in cli_parameters(command):
+    for parameter in command.cli_parameters:
         flag, value_type = parameter.flag, parameter.cli_type
         if parameter.cli_default is None and flag.cli_type is not None:
             value_type |= None
@@ -199,7 +199,7 @@ def _tyro_parameters(command: Command) -> Iterator[inspect.Parameter]:
 def _run_command(command: Command, values: dict[str, Any], typed: str) -> None:
     """Call the function of a command and print its result. `typed` is the command line, which results record."""
     arguments = CliArguments(values, json=values.pop("json", False), open=values.pop("open", False))
-    flags = {parameter.name: parameter.flag for parameter in parameters_of(command)}
+    flags = {parameter.name: parameter.flag for parameter in command.parameters}
     keywords = {name: value if (read := flags[name].read) is None else read(value) for name, value in values.items()}
     if "command" in flags:
         keywords["command"] = typed
@@ -308,7 +308,7 @@ def _flags(command: Command | Group | None) -> list[str]:
 
     if not isinstance(command, Command):
         return ["--help", "--version", "--debug"]
-    parameters = [parameter for parameter in cli_parameters(command) if not parameter.flag.is_positional]
+    parameters = [parameter for parameter in command.cli_parameters if not parameter.flag.is_positional]
     names = [parameter.flag.cli_name or parameter.name for parameter in parameters]
     settings = [field.name for field in dataclasses.fields(Recipe)] if "set" in names else []
     return [f"--{name.replace('_', '-')}" for name in names] + [f"--set {name}" for name in settings]
@@ -318,7 +318,7 @@ def _arguments(command: Command) -> dict[str, str]:
     """Return the placeholder of each argument without a flag, by the name of its parameter."""
     return {
         parameter.name: parameter.flag.metavar or parameter.name
-        for parameter in cli_parameters(command)
+        for parameter in command.cli_parameters
         if parameter.flag.is_positional
     }
 

@@ -1,12 +1,12 @@
-"""scikit-learn estimators: `ViTClassifier` and `ViTFeatures` for pipelines, cross-validation and grid searches.
+"""scikit-learn estimators `ViTClassifier` and `ViTFeatures`, for pipelines, cross-validation and grid searches.
 
-Images X are one of these:
+The images X have one of these forms:
 
     paths of files       a list or an array of strings
     pixels               uint8 (n, height, width) or (n, height, width, channels)
-    rows of numbers      (n, m), any real numbers: each row is a grey image, flattened, as in scikit-learn's digits.
-                         It becomes a square (padded with black if m is not a square number); black is the smallest
-                         number seen in `fit`, white the largest
+    rows of numbers      (n, m), real numbers: each row is a flattened grey image, as in scikit-learn's digits. It is
+                         reshaped to a square, padded with black if m is not a square number. The smallest number in
+                         `fit` is black, the largest is white
 """
 
 import dataclasses
@@ -46,10 +46,10 @@ _BATCH = 64
 
 
 class _ImageEstimator(BaseEstimator):
-    """Base class of both: reads images in any of the three forms."""
+    """Base class of the estimators, which reads images in any of the three forms."""
 
     def _read_images(self, X: Any, *, fitting: bool) -> Split:
-        """X as images without labels."""
+        """Return X as images without labels. With `fitting`, also set `black_` and `white_`."""
         if fitting:
             self.black_ = self.white_ = None
         is_list = isinstance(X, list | tuple) or getattr(X, "ndim", None) == 1
@@ -62,13 +62,13 @@ class _ImageEstimator(BaseEstimator):
     def _as_pixels(self, X: Any, *, fitting: bool) -> np.ndarray:
         if getattr(X, "ndim", None) in (3, 4):
             if X.dtype != np.uint8 or 0 in X.shape:
-                raise UsageError(f"Pixels must be uint8 and some, got {X.dtype} of shape {X.shape}.")
+                raise UsageError(f"Pixels must be a uint8 array that is not empty, got {X.dtype} of shape {X.shape}.")
             return np.asarray(X) if X.ndim == 4 else np.asarray(X)[..., None]
         rows = validate_data(self, X, reset=fitting, dtype=np.float64, ensure_min_samples=2 if fitting else 1)
         if fitting:
             self.black_, self.white_ = float(rows.min()), float(rows.max())
         if self.black_ is None or self.white_ is None:
-            raise UsageError("X must be images, as they were in fit, got rows of numbers.")
+            raise UsageError("X must be images as in fit, got rows of numbers.")
         side = int(np.ceil(np.sqrt(rows.shape[1])))
         canvas = np.zeros((len(rows), side * side), np.uint8)
         canvas[:, : rows.shape[1]] = np.rint(255 * ((rows - self.black_) / (self.white_ - self.black_ or 1)).clip(0, 1))
@@ -84,8 +84,10 @@ class _ImageEstimator(BaseEstimator):
 class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _ImageEstimator):
     """A transformer from images to the features of a frozen model, float32 (n, d).
 
-    bundle     a path, or a `vitrail.Bundle` layer      use the output of this layer ([CLS] or the mean), from 0 or from
-    the end (-1); default: the input of the head workers    threads that prepare images
+    bundle     path of a bundle, or a `vitrail.Bundle`
+    layer      layer whose output ([CLS] or the mean) is used, counted from 0 or from the end (-1); default: the input
+               of the head
+    workers    number of threads that prepare images
     """
 
     def __init__(self, bundle: Any = None, *, layer: int | None = None, workers: int = 2) -> None:
@@ -94,16 +96,16 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _ImageEstim
         self.workers = workers
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Load the bundle. Nothing is fitted except black and white, if X is rows of numbers."""
+        """Load the bundle. If X has rows of numbers, also set black and white; nothing else is fitted."""
         if self.bundle is None:
-            raise UsageError("Bundle must be given: a path or a vitrail.Bundle, got None.")
+            raise UsageError("Bundle must be a path or a vitrail.Bundle, got None.")
         images = self._read_images(X, fitting=True)
         self.bundle_ = open_bundle(self.bundle)
         self._n_features_out = self._extract(images.select(np.arange(1))).shape[1]
         return self
 
     def transform(self, X: Any) -> np.ndarray:
-        """The features of each image."""
+        """Return the features of each image, float32 (n, d)."""
         check_is_fitted(self)
         return self._extract(self._read_images(X, fitting=False))
 
@@ -113,24 +115,24 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _ImageEstim
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = []  # always 32-bit reals
+        tags.transformer_tags.preserves_dtype = []  # the result is always float32
         return tags
 
 
 class ViTClassifier(ClassifierMixin, _ImageEstimator):
     """A classifier of images: a linear probe on a bundle's features, or a model trained from scratch.
 
-    bundle     a path, or a `vitrail.Bundle`: logistic regression on the features of its frozen model.
-               None: a new model is trained
-    layer      probe: features of this layer instead of the input of the head
-    penalty    probe: L2 penalty; default: chosen on a held-out fifth
-    model      trained: a name of `vitrail models`; images are resized to its resolution
-    recipe     trained: a recipe of the package, or a .toml file
-    settings   trained: changes of the recipe, as `--set` takes them: ("augment.flip=none", "batch=64")
-    epochs     trained: number of passes over the images; default: the recipe's
-    minutes    trained: time limit, instead of epochs
-    seed       of everything random
-    workers    threads that prepare images
+    bundle     path of a bundle, or a `vitrail.Bundle`: fit a linear probe (logistic regression) on the features of its
+               frozen model. None: train a new model
+    layer      probe: layer whose output is used as features; default: the input of the head
+    penalty    probe: L2 penalty; default: chosen on a held-out fifth of the images
+    model      training: a name of `vitrail models`; images are resized to its resolution
+    recipe     training: a recipe of the package, or a .toml file
+    settings   training: changes of the recipe, as for `--set`: ("augment.flip=none", "batch=64")
+    epochs     training: number of passes over the images; default: as in the recipe
+    minutes    training: time limit, instead of epochs
+    seed       random seed
+    workers    number of threads that prepare images
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class ViTClassifier(ClassifierMixin, _ImageEstimator):
         self.workers = workers
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fit the classes of images. `bundle_` is then the bundle in use."""
+        """Fit the probe, or train a model, and return the classifier. This sets `bundle_`, `probe_` and `classes_`."""
         if y is None:
             raise UsageError("ViTClassifier requires y to be passed, but the target y is None.")
         images = self._read_images(X, fitting=True)
@@ -180,12 +182,12 @@ class ViTClassifier(ClassifierMixin, _ImageEstimator):
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each image."""
-        likely = self.predict_proba(X)
-        return self.classes_[likely.argmax(axis=1)]
+        """Return the most probable class of each image."""
+        probabilities = self.predict_proba(X)
+        return self.classes_[probabilities.argmax(axis=1)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities (n, classes), in the order of `classes_`."""
+        """Return the probabilities (n, classes), in the order of `classes_`."""
         check_is_fitted(self)
         images = self._read_images(X, fitting=False)
         if self.probe_ is not None:
@@ -198,7 +200,7 @@ class ViTClassifier(ClassifierMixin, _ImageEstimator):
         return extract_features(model, preprocess, images, layer=self.layer, batch=_BATCH, workers=self.workers)
 
     def _train(self, images: Split) -> Bundle:
-        """Train a model in a folder that is removed afterwards."""
+        """Train a new model in a temporary folder, and return its bundle."""
         recipe = change_recipe(find_recipe(self.recipe), self.settings)
         recipe = recipe.with_length(epochs=self.epochs, steps=None, minutes=self.minutes)
         resolution = list(zoo.find(self.model).resolution)

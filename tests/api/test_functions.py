@@ -21,7 +21,7 @@ from PIL import Image
 import vitrail
 from vitrail.api import predictions
 from vitrail.api.commands import COMMANDS
-from vitrail.cli import _arguments, _flags, parameters_of
+from vitrail.cli import _arguments, _flags
 from vitrail.core.errors import UsageError
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources.registry import open_data
@@ -48,9 +48,9 @@ def weights(bundle):
 
 
 def test_the_names_are_there_before_torch():
-    words = "import sys, vitrail; vitrail.train; vitrail.predict; import vitrail.training, vitrail.evaluation"
-    words += "; sys.exit(bool({'torch', 'numpy', 'tyro'} & sys.modules.keys()) or not callable(vitrail.train))"
-    assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0
+    script = "import sys, vitrail; vitrail.train; vitrail.predict; import vitrail.training, vitrail.evaluation"
+    script += "; sys.exit(bool({'torch', 'numpy', 'tyro'} & sys.modules.keys()) or not callable(vitrail.train))"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
     assert {"train", "finetune", "evaluate", "predict", "inspect"} <= set(vitrail.__all__)
     for name in {"train", "finetune", "evaluate", "predict", "inspect"}:  # a module of this name would take its place
         assert importlib.util.find_spec(f"vitrail.{name}") is None
@@ -63,7 +63,7 @@ def test_every_parameter_is_declared_once_for_python_and_the_command_line():
     del every["faces"]
     python_only = {}
     for name, command in every.items():
-        parameters = parameters_of(command)
+        parameters = command.parameters
         assert [*inspect.signature(command.function).parameters] == [parameter.name for parameter in parameters]
         python_only[name] = {parameter.name for parameter in parameters if not parameter.flag.in_cli}
         flags = {flag[2:] for flag in _flags(command) if " " not in flag} | {*_arguments(command)}
@@ -73,7 +73,7 @@ def test_every_parameter_is_declared_once_for_python_and_the_command_line():
             assert parameter.flag.help in " ".join(command.function.__doc__.split())
     for name in ("train", "finetune", "faces train"):
         assert python_only.pop(name) == {"callback", "quiet", "command"}
-    assert {name: words for name, words in python_only.items() if words} == {
+    assert {name: texts for name, texts in python_only.items() if texts} == {
         "predict": {"receiver"},
         "faces identify": {"receiver"},
         "faces evaluate": {"command"},
@@ -97,8 +97,8 @@ def test_an_option_of_a_run_is_declared_in_one_place():
 def test_a_function_and_its_command_make_the_same_bits(call, digits, tmp_path):
     data = tmp_path / "data.npz"
     np.savez(data, images=digits[0], labels=digits[1])
-    words = ("--steps", 3, "--lr", 0.01, "--per-class", 5, "--seed", 4, "--set", "clip=1", "model.dropout=0.1")
-    done = call("train", data, "--model", "ViT-Pico/2", *words, "--output", tmp_path / "run")
+    options = ("--steps", 3, "--lr", 0.01, "--per-class", 5, "--seed", 4, "--set", "clip=1", "model.dropout=0.1")
+    done = call("train", data, "--model", "ViT-Pico/2", *options, "--output", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     settings = {"clip": 1, "model.dropout": 0.1}
     result = vitrail.train(data, "ViT-Pico/2", steps=3, lr=0.01, per_class=5, seed=4, settings=settings)
@@ -109,13 +109,15 @@ def test_a_function_and_its_command_make_the_same_bits(call, digits, tmp_path):
     assert result.scores == written.provenance["scores"]
     assert result.sentence + "\n" == done.stdout.splitlines(keepends=True)[0]
     done = call("evaluate", tmp_path / "run" / "bundle", data, "--json")
-    found = vitrail.evaluate(tmp_path / "run" / "bundle", data)
-    assert json.loads(done.stdout) == found.scores
-    assert (found.count, found.accuracy, found.split) == (10, result.accuracy, "held-out")
-    found = vitrail.evaluate(tmp_path / "run" / "bundle", data, "all")
-    assert (found.count, found.accuracy, found.split) == (80, found.right / 80, "all")
-    assert repr(found).startswith(f"Evaluation(all accuracy {found.accuracy:.1%}, {found.right} of 80, 95 % interval ")
-    assert found.accuracy == vitrail.evaluate(result.bundle, digits, "all").accuracy
+    evaluation = vitrail.evaluate(tmp_path / "run" / "bundle", data)
+    assert json.loads(done.stdout) == evaluation.scores
+    assert (evaluation.count, evaluation.accuracy, evaluation.split) == (10, result.accuracy, "held-out")
+    evaluation = vitrail.evaluate(tmp_path / "run" / "bundle", data, "all")
+    assert (evaluation.count, evaluation.accuracy, evaluation.split) == (80, evaluation.right / 80, "all")
+    assert repr(evaluation).startswith(
+        f"Evaluation(all accuracy {evaluation.accuracy:.1%}, {evaluation.right} of 80, 95 % interval "
+    )
+    assert evaluation.accuracy == vitrail.evaluate(result.bundle, digits, "all").accuracy
 
 
 def test_without_an_output_nothing_is_left_and_everything_is_returned(digits, tmp_path, monkeypatch, capfd):
@@ -128,7 +130,7 @@ def test_without_an_output_nothing_is_left_and_everything_is_returned(digits, tm
     assert result.scores["count"] == 10
     assert result.accuracy == result.scores["accuracy"]
     assert (result.total, result.stopped) == (45, "patience")
-    assert [one["step"] for one in result.history if one["event"] == "evaluate"][-1] == result.steps < 45
+    assert [event["step"] for event in result.history if event["event"] == "evaluate"][-1] == result.steps < 45
     assert repr(result).startswith("Result(held-out accuracy ")
     assert f"; {result.steps} steps in " in repr(result)
     assert repr(result).endswith("stopped by patience before the last of 45)")
@@ -151,7 +153,7 @@ def test_an_output_is_a_run_that_goes_on(digits, tmp_path):
         vitrail.train(digits, "ViT-Pico/2", output=output, **QUICK)
     result = vitrail.train(digits, "ViT-Pico/2", output=output, resume=True, **QUICK)
     assert (result.folder, result.steps) == (output, 2)
-    assert [one["step"] for one in result.history if one["event"] == "resume"] == [1]
+    assert [event["step"] for event in result.history if event["event"] == "resume"] == [1]
     assert repr(result).endswith(f"; {output})")
     call = f"vitrail.train(<tuple>, 'ViT-Pico/2', steps=2, batch=16, output={str(output)!r}"
     config = (output / "config.toml").read_text().splitlines()[0]
@@ -191,7 +193,7 @@ def test_data_in_every_form(digits, tmp_path, trained):
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (3, "Data must be a path, a pair \\(images, labels\\), a mapping of arrays or a Dataset, got int"),
         ((1, 2, 3), "got tuple"),
@@ -205,9 +207,9 @@ def test_data_in_every_form(digits, tmp_path, trained):
         ("nowhere", "Data must be"),
     ],
 )
-def test_data_that_is_none(data, words):
+def test_data_that_is_none(data, message):
     for run in (lambda: vitrail.train(data, "ViT-Pico/2", steps=1), lambda: vitrail.evaluate("fashion", data)):
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=message):
             run()
 
 
@@ -223,7 +225,7 @@ def test_keywords_of_evaluate_and_predict_that_are_wrong():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("keywords", "message"),
     [
         ({"epoch": 3}, "got 'epoch'. Did you mean 'epochs'"),
         ({"learning_rate": 1}, "Did you mean 'lr'"),
@@ -254,32 +256,32 @@ def test_keywords_of_evaluate_and_predict_that_are_wrong():
         ),
     ],
 )
-def test_words_that_are_wrong(digits, given, words):
+def test_words_that_are_wrong(digits, keywords, message):
     for run in (
-        lambda: vitrail.train(digits, "ViT-Pico/2", **given),
-        lambda: vitrail.finetune("fashion", digits, **given),
+        lambda: vitrail.train(digits, "ViT-Pico/2", **keywords),
+        lambda: vitrail.finetune("fashion", digits, **keywords),
     ):
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=message):
             run()
 
 
 def test_a_model_that_exists_is_for_finetune(digits):
-    with pytest.raises(UsageError, match=r"got ViT. A model that exists is trained by vitrail.finetune\(") as raised:
+    with pytest.raises(UsageError, match=r"got ViT. To train an existing model, use vitrail.finetune\(") as raised:
         vitrail.train(digits, vitrail.create("ViT-Pico/2"), steps=1)
     assert len(str(raised.value)) < 200
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("keywords", "message"),
     [
         ({"protocol": "kn"}, "Protocol must be one of classify, knn, probe, fewshot, got 'kn'. Did you mean 'knn'"),
         ({"protocol": None}, "Protocol must be one of .* got None"),
         ({"shots": [5]}, "Shots must come with protocol fewshot, got classify."),
     ],
 )
-def test_protocols_that_are_wrong(digits, given, words):
-    with pytest.raises(UsageError, match=words):
-        vitrail.evaluate("fashion", digits, **given)
+def test_protocols_that_are_wrong(digits, keywords, message):
+    with pytest.raises(UsageError, match=message):
+        vitrail.evaluate("fashion", digits, **keywords)
 
 
 @pytest.mark.parametrize("head", [torch.nn.Linear(48, 10, bias=False), torch.nn.Sequential(torch.nn.Linear(48, 10))])
@@ -311,9 +313,11 @@ def test_a_bundle_in_memory_stays_as_it_is_and_counts_as_its_file(digits, tmp_pa
     assert tuned.bundle.provenance["finetuned_from"]["bundle"] == "in memory"
     vitrail.save(trained.bundle, tmp_path / "bundle")
     for data in (digits, open_data(digits)):
-        one, other = (vitrail.evaluate(of, data, protocol="knn") for of in (trained.bundle, tmp_path / "bundle"))
-        assert one.scores["confusion"] == other.scores["confusion"]
-        assert one.ece == pytest.approx(other.ece)
+        in_memory, on_disk = (
+            vitrail.evaluate(bundle, data, protocol="knn") for bundle in (trained.bundle, tmp_path / "bundle")
+        )
+        assert in_memory.scores["confusion"] == on_disk.scores["confusion"]
+        assert in_memory.ece == pytest.approx(on_disk.ece)
     changed = dataclasses.replace(trained.bundle, labels=tuple("abcdefghij"))
     assert len({bundle.fingerprint() for bundle in (trained.bundle, changed, tuned.bundle)}) == 3
     assert vitrail.load(tmp_path / "bundle").fingerprint() == trained.bundle.fingerprint()
@@ -330,11 +334,11 @@ def test_every_module_keeps_its_mode(digits, trained, function):
     model = copy.deepcopy(trained.bundle.model).train()
     model.norm.eval()  # frozen by hand
     bundle = dataclasses.replace(trained.bundle, model=model)
-    given = digits[0] if function is vitrail.predict else digits
+    data = digits[0] if function is vitrail.predict else digits
     modes = [module.training for module in model.modules()]
     seen = []
     model.blocks[0].register_forward_hook(lambda block, *_: seen.append(block.training))
-    function(bundle, given)
+    function(bundle, data)
     assert [module.training for module in model.modules()] == modes
     assert seen
     assert not any(seen)
@@ -344,7 +348,7 @@ def test_every_module_keeps_its_mode(digits, trained, function):
 
     model.blocks[0].register_forward_hook(fail)
     with pytest.raises(RuntimeError, match="a batch that fails"):
-        function(bundle, given)
+        function(bundle, data)
     assert [module.training for module in model.modules()] == modes
 
 
@@ -359,14 +363,14 @@ def test_integers_of_numpy_are_integers(digits, tmp_path, trained):
     assert (model.config.classes, type(model.config.classes)) == (3, int)
     assert vitrail.Preprocess(resolution=np.int64(8)).resolution == (8, 8)
     assert vitrail.create("ResNet-Pico", layers=np.array([1, 1, 1]).tolist(), classes=three).config.classes == 3
-    words = {"steps": np.int64(2), "batch": np.int64(16), "workers": np.int64(0), "seed": np.int64(4)}
-    words |= {"resolution": np.int64(8), "settings": {"model.depth": np.int64(2), "per_class": np.int32(5)}}
-    result = vitrail.train(digits, "ViT-Pico/2", output=tmp_path / "run", **words)
+    keywords = {"steps": np.int64(2), "batch": np.int64(16), "workers": np.int64(0), "seed": np.int64(4)}
+    keywords |= {"resolution": np.int64(8), "settings": {"model.depth": np.int64(2), "per_class": np.int32(5)}}
+    result = vitrail.train(digits, "ViT-Pico/2", output=tmp_path / "run", **keywords)
     assert (result.steps, result.bundle.model.config.depth) == (2, 2)
     plain = {"steps": 2, "batch": 16, "workers": 0, "seed": 4, "settings": {"model.depth": 2, "per_class": 5}}
     same = vitrail.train(digits, "ViT-Pico/2", **plain)
-    assert all(torch.equal(one, other) for one, other in zip(*map(_values, (result, same)), strict=True))
-    found = vitrail.evaluate(
+    assert all(torch.equal(value, expected) for value, expected in zip(*map(_values, (result, same)), strict=True))
+    evaluation = vitrail.evaluate(
         trained.bundle,
         digits,
         "val",
@@ -376,10 +380,10 @@ def test_integers_of_numpy_are_integers(digits, tmp_path, trained):
         cache=tmp_path,
         layer=np.int64(-1),
     )
-    json.dumps(found.scores)
-    assert [row["shots"] for row in found.scores["shots"]] == [1, 2]
-    found = vitrail.evaluate(trained.bundle, digits, protocol="knn", neighbours=np.int64(3), cache=tmp_path)
-    assert json.loads(json.dumps(found.scores))["neighbours"] == 3
+    json.dumps(evaluation.scores)
+    assert [row["shots"] for row in evaluation.scores["shots"]] == [1, 2]
+    evaluation = vitrail.evaluate(trained.bundle, digits, protocol="knn", neighbours=np.int64(3), cache=tmp_path)
+    assert json.loads(json.dumps(evaluation.scores))["neighbours"] == 3
     assert len(vitrail.predict(trained.bundle, digits[0][:1], top_k=np.int64(2))[0].classes) == 2
     for wrong in (True, np.True_, 3.0, np.float64(3), "3", None):
         with pytest.raises(UsageError, match="Classes must be an integer"):
@@ -417,28 +421,40 @@ def test_predictions_are_those_of_the_command(call, digits, tmp_path, trained):
     (folder / "3.png").write_bytes(b"no image")
     done = call("predict", tmp_path / "bundle", folder, "--json", "--top-k", 2)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    found = vitrail.predict(tmp_path / "bundle", folder, top_k=2)
-    assert [one.file for one in found] == [line["file"] for line in lines]
-    for one, line in zip(found[:3], lines[:3], strict=True):
-        assert one.classes == tuple((each["label"], each["score"]) for each in line["predictions"])
-        assert (one.label, one.score, one.error, len(one.classes)) == (*one.classes[0], None, 2)
-    assert (found[3].label, found[3].score, found[3].error) == (None, None, lines[3]["error"])
+    predictions = vitrail.predict(tmp_path / "bundle", folder, top_k=2)
+    assert [prediction.file for prediction in predictions] == [line["file"] for line in lines]
+    for prediction, line in zip(predictions[:3], lines[:3], strict=True):
+        assert prediction.classes == tuple((entry["label"], entry["score"]) for entry in line["predictions"])
+        assert (prediction.label, prediction.score, prediction.error, len(prediction.classes)) == (
+            *prediction.classes[0],
+            None,
+            2,
+        )
+    assert (predictions[3].label, predictions[3].score, predictions[3].error) == (None, None, lines[3]["error"])
     (alone,) = vitrail.predict(trained.bundle, [folder / "1.png"], top_k=2, engine="auto")
     arrays = vitrail.predict(trained.bundle, digits[0][:3], top_k=2)
-    for one, other in zip([alone, *arrays], [found[1], *found[:3]], strict=True):  # other batches, other last bits
-        assert [label for label, _ in one.classes] == [label for label, _ in other.classes]
-        assert [score for _, score in one.classes] == pytest.approx([score for _, score in other.classes], rel=1e-5)
+    for prediction, other in zip(
+        [alone, *arrays], [predictions[1], *predictions[:3]], strict=True
+    ):  # other batches, other last bits
+        assert [label for label, _ in prediction.classes] == [label for label, _ in other.classes]
+        assert [score for _, score in prediction.classes] == pytest.approx(
+            [score for _, score in other.classes], rel=1e-5
+        )
     assert alone.file == str(folder / "1.png")
-    assert [one.file for one in arrays] == ["image 0", "image 1", "image 2"]
+    assert [prediction.file for prediction in arrays] == ["image 0", "image 1", "image 2"]
     mixed = [folder / "0.png", digits[0][1], Image.open(folder / "2.png"), (folder / "0.png").read_bytes()]
-    assert [one.label for one in vitrail.predict(trained.bundle, mixed)] == [found[n].label for n in (0, 1, 2, 0)]
+    assert [prediction.label for prediction in vitrail.predict(trained.bundle, mixed)] == [
+        predictions[n].label for n in (0, 1, 2, 0)
+    ]
     assert repr(arrays[0]).startswith("Prediction(file='image 0', label=")
     paths = [str(folder / f"{number}.png") for number in range(3)]
-    for several in (np.array(paths), np.array([*map(Path, paths)], object)):
-        assert [one.label for one in vitrail.predict(trained.bundle, several)] == [one.label for one in found[:3]]
+    for images_of_paths in (np.array(paths), np.array([*map(Path, paths)], object)):
+        assert [prediction.label for prediction in vitrail.predict(trained.bundle, images_of_paths)] == [
+            prediction.label for prediction in predictions[:3]
+        ]
     assert vitrail.predict(trained.bundle, torch.from_numpy(digits[0][:3]), top_k=2) == arrays
     assert vitrail.predict(trained.bundle, digits[0][:3, ..., 0], top_k=2) == arrays
-    for images, words in (
+    for images, message in (
         *((digits[0].astype(kind), f"uint8 .* got {kind} ") for kind in ("float32", "int64", "bool", "uint16")),
         (torch.from_numpy(digits[0]).float(), "images must be uint8 .* got float32 of shape \\(80, 8, 8, 1\\)"),
         (np.zeros((2, 3, 8, 8), np.uint8), "images must have channels last, got shape \\(2, 3, 8, 8\\)"),
@@ -447,7 +463,7 @@ def test_predictions_are_those_of_the_command(call, digits, tmp_path, trained):
         (digits[0][0], "got one array of shape \\(8, 8, 1\\). Put it in brackets"),
         ("nowhere.png", "Image must be a file or folder that exists"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=message):
             vitrail.predict(trained.bundle, images)
 
 
@@ -477,20 +493,20 @@ class Shown:
     def __init__(self):
         self.states = []
 
-    def display(self, shown, *, raw, display_id):
+    def display(self, content, *, raw, display_id):
         assert (raw, display_id) == (True, True)
-        self.states.append([shown])
-        return types.SimpleNamespace(update=lambda shown, raw: self.states[-1].append(shown))
+        self.states.append([content])
+        return types.SimpleNamespace(update=lambda content, raw: self.states[-1].append(content))
 
 
 def test_progress_is_one_line_in_a_notebook(digits, monkeypatch, capfd):
-    shown = Shown()
+    notebook = Shown()
     shell = types.SimpleNamespace(config={"IPKernelApp": {}})
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=shown.display))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=notebook.display))
     monkeypatch.setattr("vitrail.training.progress_line._NOTEBOOK_SECONDS", 0)
     vitrail.train(digits, "ViT-Pico/2", **(QUICK | {"steps": None, "epochs": 2}))
-    (states,) = shown.states
+    (states,) = notebook.states
     assert [state["text/plain"].split("  ")[0] for state in states] == ["step 5/10", "step 10/10"]
     assert "held-out accuracy " in states[-1]["text/plain"]
     assert states[0]["text/html"].startswith('<progress value="0.5000"')
@@ -500,16 +516,16 @@ def test_progress_is_one_line_in_a_notebook(digits, monkeypatch, capfd):
     # An interactive shell in a terminal is a terminal; a display that fails ends nothing.
     shell.config = {}
     vitrail.train(digits, "ViT-Pico/2", **QUICK)
-    assert (len(shown.states), *capfd.readouterr()) == (1, "", "")
+    assert (len(notebook.states), *capfd.readouterr()) == (1, "", "")
     shell.config = {"IPKernelApp": {}}
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace())
     vitrail.train(digits, "ViT-Pico/2", **QUICK)
 
 
 def test_a_set_of_images_is_what_dataset_says(digits):
-    made = open_data(digits)
-    assert isinstance(made, Dataset)
-    assert (made.name, made.labels, [*made.splits]) == ("arrays", tuple("0123456789"), ["all"])
+    dataset = open_data(digits)
+    assert isinstance(dataset, Dataset)
+    assert (dataset.name, dataset.labels, [*dataset.splits]) == ("arrays", tuple("0123456789"), ["all"])
     assert Path(open_data(([__file__] * 2, ["b", "a"])).root) == Path(__file__).parent
 
 

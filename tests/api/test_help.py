@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from vitrail.api.commands import COMMANDS, cli_parameters
+from vitrail.api.commands import COMMANDS
 from vitrail.api.help import format_command_help, format_overview
 from vitrail.data.sources.registry import source_descriptions
 
@@ -36,8 +36,8 @@ def test_help_of_a_command_lists_each_flag_once(call, command):
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith(f"usage: vitrail {' '.join(command)}")
-    parameters = list(cli_parameters(FACES[command[1]] if len(command) == 2 else COMMANDS[command[0]]))
-    for parameter in parameters:
+    function = FACES[command[1]] if len(command) == 2 else COMMANDS[command[0]]
+    for parameter in function.cli_parameters:
         if not parameter.flag.is_positional:
             flag = f"--{(parameter.flag.cli_name or parameter.name).replace('_', '-')}"
             assert sum(line.split()[:1] in ([flag], [f"{flag},"]) for line in lines) == 1, flag

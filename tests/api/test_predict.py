@@ -90,18 +90,18 @@ def copied(bundle, tmp_path):
 @pytest.fixture
 def exports(bundle, monkeypatch):
     """Count what is made, and make it by copying: an export takes seconds."""
-    made = []
+    targets = []
 
     def copy(path, target, engine, precision, earlier):
         assert (engine, precision, earlier) == (OnnxEngine, "float32", None)
-        made.append(target)
+        targets.append(target)
         with atomic_folder(target, force=True, owned=True) as folder:
             shutil.copy(bundle.with_name("pico.onnx") / MODEL, folder)
             proof = json.loads((bundle.with_name("pico.onnx") / model_files.PROOF).read_text())
             (folder / model_files.PROOF).write_text(json.dumps(proof | {"bundle": model_files.fingerprint(path)}))
 
     monkeypatch.setattr(making, "build_model_file", copy)
-    return made
+    return targets
 
 
 def predict(capsys, *words):
@@ -111,9 +111,9 @@ def predict(capsys, *words):
         main(["predict", *map(str, words), "--json"])
     except SystemExit as leaving:
         code = leaving.code
-    said = capsys.readouterr()
-    assert "internal error" not in said.err
-    return code, [json.loads(line) for line in said.out.splitlines()], said.err
+    captured = capsys.readouterr()
+    assert "internal error" not in captured.err
+    return code, [json.loads(line) for line in captured.out.splitlines()], captured.err
 
 
 def names(rows):
@@ -121,9 +121,9 @@ def names(rows):
 
 
 def assert_alike(ours, theirs, tolerance=1e-5):
-    for one, other in zip(ours, theirs, strict=True):
-        assert [entry["label"] for entry in one] == [entry["label"] for entry in other]
-        scores = [[entry["score"] for entry in answer] for answer in (one, other)]
+    for predictions, expected in zip(ours, theirs, strict=True):
+        assert [entry["label"] for entry in predictions] == [entry["label"] for entry in expected]
+        scores = [[entry["score"] for entry in answer] for answer in (predictions, expected)]
         np.testing.assert_allclose(*scores, rtol=0, atol=tolerance)
 
 
@@ -192,16 +192,16 @@ def test_the_graph_and_what_it_says_of_itself(bundle):
     session = import_engine_package("onnxruntime", "onnx").InferenceSession(bundle.with_name("pico.onnx") / MODEL)
     shapes = {port.name: port.shape for port in (*session.get_inputs(), *session.get_outputs())}
     assert shapes == {"pixel_values": ["batch", 1, 8, 8], "logits": ["batch", 3], "features": ["batch", 16]}
-    said = session.get_modelmeta().custom_metadata_map
+    metadata = session.get_modelmeta().custom_metadata_map
     loaded = vitrail.load(bundle)
-    assert json.loads(said["labels"]) == ["cat", "dog", "새"]
-    assert json.loads(said["mean"]) == list(loaded.preprocess.mean)
-    assert json.loads(said["std"]) == list(loaded.preprocess.std) == [0.25]
-    assert vitrail.Preprocess.from_json(json.loads(said["preprocess"])) == loaded.preprocess
+    assert json.loads(metadata["labels"]) == ["cat", "dog", "새"]
+    assert json.loads(metadata["mean"]) == list(loaded.preprocess.mean)
+    assert json.loads(metadata["std"]) == list(loaded.preprocess.std) == [0.25]
+    assert vitrail.Preprocess.from_json(json.loads(metadata["preprocess"])) == loaded.preprocess
     proof = json.loads((bundle.with_name("pico.onnx") / model_files.PROOF).read_text())
     assert (proof["pictures"], proof["same_answers"], proof["bundle"]) == (40, 40, model_files.fingerprint(bundle))
     assert 0 <= proof["max_logit_difference"] < 1e-5
-    assert said["bundle"] == proof["bundle"]
+    assert metadata["bundle"] == proof["bundle"]
 
 
 def test_an_engine_that_answers_otherwise_is_refused():
@@ -212,13 +212,13 @@ def test_an_engine_that_answers_otherwise_is_refused():
     assert proof["max_logit_difference"] == pytest.approx(1e-6)
     assert proof["max_feature_difference"] == pytest.approx(1e-5)
     tied = EngineOutputs(np.array([[0.5, 0.5 + 1e-7]]), torchs.features[:1])
-    for found, expected in (
+    for outputs, expected in (
         (EngineOutputs(torchs.logits + 1e-2, torchs.features), torchs),
         (EngineOutputs(torchs.logits * np.nan, torchs.features), torchs),
         (EngineOutputs(tied.logits[:, ::-1], tied.features), tied),
     ):
         with pytest.raises(VitrailError, match=r"is not used\. Use engine torch"):
-            compare_outputs(found, expected, SINGLE_LABEL)
+            compare_outputs(outputs, expected, SINGLE_LABEL)
     rough = compare_outputs(EngineOutputs(torchs.logits + 0.2, torchs.features), torchs, SINGLE_LABEL, "int8")
     assert rough["same_answers"] == 40
     with pytest.raises(VitrailError, match=r"in int8 predicts .* is not used\. Use float32"):
@@ -228,11 +228,11 @@ def test_an_engine_that_answers_otherwise_is_refused():
 def test_answers_with_several_labels_are_compared_as_such():
     features, answer = np.zeros((2, 1)), MultiLabel(thresholds=(0.5, 0.5))
     torchs = EngineOutputs(np.array([[3.0, -1e-6], [2.0, 1.0]]), features)
-    found = EngineOutputs(np.array([[3.0, 1e-6], [2.0, 1.0]]), features)
-    assert compare_outputs(found, torchs, SINGLE_LABEL)["same_answers"] == 2
-    assert compare_outputs(found, torchs, answer, "int8")["same_answers"] == 1
+    outputs = EngineOutputs(np.array([[3.0, 1e-6], [2.0, 1.0]]), features)
+    assert compare_outputs(outputs, torchs, SINGLE_LABEL)["same_answers"] == 2
+    assert compare_outputs(outputs, torchs, answer, "int8")["same_answers"] == 1
     with pytest.raises(VitrailError, match="predicts 1 of 2 images differently"):
-        compare_outputs(found, torchs, answer)
+        compare_outputs(outputs, torchs, answer)
 
 
 def test_sample_images_fit_any_eye():
@@ -304,7 +304,7 @@ def test_deit_answers_photos_alike(shared, tmp_path):
     )
     assert_alike(ours, theirs, 1e-4)
     double = vitrail.Classifier(tmp_path / "deit", engine="onnx", jpeg="double").stream(photos, top_k=1)
-    assert [row["predictions"][0]["label"] for row in double] == [one[0]["label"] for one in ours]
+    assert [row["predictions"][0]["label"] for row in double] == [entries[0]["label"] for entries in ours]
 
 
 # The file that is kept
@@ -403,11 +403,14 @@ def test_where_nothing_can_be_written_the_variable_is_named(copied, exports, hom
     shutil.rmtree(copied.with_name("pico.onnx"))
     can = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: can(path, mode) and not mode & os.W_OK)
-    code, rows, said = predict(capsys, copied, images / "01.png", "--engine", "onnx")
+    code, rows, messages = predict(capsys, copied, images / "01.png", "--engine", "onnx")
     assert (code, rows, exports) == (2, [], [])
-    assert f"File of engine onnx must go to a folder that can be written, got '{copied}.onnx' and '{home}/onnx/" in said
-    assert said.endswith("Set $VITRAIL_HOME to a writable folder, or use engine torch.\n")
-    assert said.count("\n") == 1
+    assert (
+        f"File of engine onnx must go to a folder that can be written, got '{copied}.onnx' and '{home}/onnx/"
+        in messages
+    )
+    assert messages.endswith("Set $VITRAIL_HOME to a writable folder, or use engine torch.\n")
+    assert messages.count("\n") == 1
 
 
 def test_the_bundle_itself_never_changes(bundle):
@@ -418,11 +421,11 @@ def test_the_bundle_itself_never_changes(bundle):
 
 def test_a_missing_extra_is_one_line(bundle, images, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    code, rows, said = predict(capsys, bundle, images / "01.png", "--engine", "onnx")
+    code, rows, messages = predict(capsys, bundle, images / "01.png", "--engine", "onnx")
     assert (code, rows) == (2, [])
-    assert said.startswith("vitrail: Engine onnx needs the 'onnx' extra")
-    assert said.endswith('Run, in the source folder of vitrail: pip install -c constraints.txt ".[onnx]".\n')
-    assert said.count("\n") == 1
+    assert messages.startswith("vitrail: Engine onnx needs the 'onnx' extra")
+    assert messages.endswith('Run, in the source folder of vitrail: pip install -c constraints.txt ".[onnx]".\n')
+    assert messages.count("\n") == 1
 
 
 def test_what_cannot_be_exported_is_one_line(monkeypatch, tmp_path):
@@ -452,8 +455,8 @@ def test_batches_are_small_for_large_models_and_threads_are_asked_for(monkeypatc
 def test_files_folders_patterns_and_stdin(bundle, images, monkeypatch, capsys):
     listed = f"{images}/02.png\n\n{images}/nowhere.png\n{images}/more\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(listed.encode())))
-    words = [images / "01.png", "-", f"{images}/0[45].p*", f"{images}/**/09.png", images / "more"]
-    code, rows, _ = predict(capsys, bundle, *words, "--top-k", 1, "--engine", "onnx")
+    arguments = [images / "01.png", "-", f"{images}/0[45].p*", f"{images}/**/09.png", images / "more"]
+    code, rows, _ = predict(capsys, bundle, *arguments, "--top-k", 1, "--engine", "onnx")
     more = ["00.png", "03.png", "06.png", "09.png"]
     assert names(rows) == ["01.png", "02.png", "nowhere.png", *more, "04.png", "05.png", "09.png", *more]
     assert code == 1
@@ -471,7 +474,7 @@ def test_names_that_no_file_can_have_cost_one_answer_each(bundle, images, monkey
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["missing.png"], "Image must be a file or folder that exists, got 'missing.png'."),
         (["*.tif"], "Pattern must match files or folders, got '*.tif', which matches none."),
@@ -486,33 +489,33 @@ def test_names_that_no_file_can_have_cost_one_answer_each(bundle, images, monkey
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_wrong_use_is_one_line(bundle, images, words, message, monkeypatch, capsys, tmp_path):
+def test_wrong_use_is_one_line(bundle, images, arguments, message, monkeypatch, capsys, tmp_path):
     shutil.copy(images / "01.png", tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "there.npz").write_bytes(b"precious")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    code, rows, said = predict(capsys, bundle, *words)
+    code, rows, messages = predict(capsys, bundle, *arguments)
     assert (code, rows) == (2, [])
-    assert message in said
-    assert said.count("\n") == 1
+    assert message in messages
+    assert messages.count("\n") == 1
     assert (tmp_path / "empty" / "there.npz").read_bytes() == b"precious"
 
 
 def test_a_file_that_is_no_image_is_named_the_others_are_answered(bundle, images, capsys):
     for engine in ("torch", "onnx"):
-        code, rows, said = predict(capsys, bundle, images, "--engine", engine)
+        code, rows, messages = predict(capsys, bundle, images, "--engine", engine)
         assert code == 1
         assert [name for name, row in zip(names(rows), rows, strict=True) if "error" in row] == ["07.png"]
         error = rows[names(rows).index("07.png")]["error"]
         assert "07.png' cannot be decoded" in error
-        assert said == f"vitrail: 1 of 12 images could not be classified; the first: {error}\n"
+        assert messages == f"vitrail: 1 of 12 images could not be classified; the first: {error}\n"
 
 
 def test_on_a_terminal_errors_are_not_said_twice(bundle, images, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    code, rows, said = predict(capsys, bundle, images / "07.png", images / "01.png")
-    assert (code, ["error" in row for row in rows], said) == (1, [True, False], "")
+    code, rows, messages = predict(capsys, bundle, images / "07.png", images / "01.png")
+    assert (code, ["error" in row for row in rows], messages) == (1, [True, False], "")
 
 
 # In Python
@@ -537,8 +540,8 @@ def test_predict_takes_every_kind_of_image_from_anything_in_order(bundle, images
     kinds = [files[0], str(files[1]), files[2].read_bytes(), Image.open(files[3]), np.asarray(Image.open(files[4]))]
     kinds += [np.asarray(Image.open(files[5]).convert("RGB")), *files[6:]]
     for threads in (1, 4):
-        for given in (kinds, iter(kinds), (kind for kind in kinds), dict(enumerate(kinds)).values()):
-            assert_alike(vitrail.Classifier(bundle, threads=threads).predict(given, batch_size=2), expected)
+        for images in (kinds, iter(kinds), (kind for kind in kinds), dict(enumerate(kinds)).values()):
+            assert_alike(vitrail.Classifier(bundle, threads=threads).predict(images, batch_size=2), expected)
     lazy = Image.open(files[0])
     assert_alike(vitrail.Classifier(bundle, threads=4).predict([lazy] * 40), expected[:1] * 40)
     assert vitrail.Classifier(bundle).predict([]) == []
@@ -547,7 +550,7 @@ def test_predict_takes_every_kind_of_image_from_anything_in_order(bundle, images
 def test_predict_raises_the_first_error_in_order(bundle, images):
     broken = images / "07.png"
     classifier = vitrail.Classifier(bundle, threads=2)
-    for given, message in (
+    for inputs, message in (
         ([images / "01.png", broken, images / "nowhere.png"], "07.png' cannot be decoded"),
         ([images / "01.png", images / "nowhere.png", broken], "must be a file that exists"),
         ([images / "01.png", broken.read_bytes()], "image 1' cannot be decoded"),
@@ -556,7 +559,7 @@ def test_predict_raises_the_first_error_in_order(bundle, images):
         (b"\x89PNG", "Images must be a list, got one bytes. Put it in brackets."),
     ):
         with pytest.raises(VitrailError, match=message):
-            classifier.predict(given)
+            classifier.predict(inputs)
     assert torch.get_num_threads() == 1
 
 
@@ -591,9 +594,9 @@ print(json.dumps([len({file for file, *_ in functions}), len(functions)]), file=
 def test_classifying_an_image_enters_few_files_and_functions(tmp_path):
     """Module and class bodies are left out: a reader of the path of an image does not pass them."""
     Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / "a.png")
-    words = [sys.executable, "-c", TRACE, "predict", "fashion", str(tmp_path / "a.png")]
+    command = [sys.executable, "-c", TRACE, "predict", "fashion", str(tmp_path / "a.png")]
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     files, functions = json.loads(done.stderr)
     assert files <= MOST_FILES
@@ -613,14 +616,14 @@ ACCELERATORS = [name for name in ("cuda", "mps", "xpu") if getattr(torch, name).
 def test_a_device_that_is_not_there_is_one_short_line(call, device, tmp_path):
     if device in ACCELERATORS:
         pytest.skip("this machine has it")
-    for words in (
+    for arguments in (
         ["predict", FIXTURE, __file__],
         ["evaluate", FIXTURE, "digits"],
         ["evaluate", FIXTURE, "digits", "--protocol", "knn"],
         ["inspect", FIXTURE, __file__, "--output", tmp_path / "out"],
         ["train", "digits", "--model", "ViT-Pico/2", "--output", tmp_path / "out", "--steps", "1"],
     ):
-        done = call(*words, "--device", device)
+        done = call(*arguments, "--device", device)
         assert (done.returncode, done.stdout) == (2, "")
         advice = " NVIDIA and AMD GPUs are called cuda." if device == "gpu" else ""
         assert done.stderr == f"vitrail: Device must be one that this machine has (cpu), got {device!r}.{advice}\n"
@@ -631,7 +634,6 @@ def test_a_device_that_is_not_there_is_one_short_line(call, device, tmp_path):
 
 def test_every_command_that_computes_has_the_same_device_flag():
     from vitrail.api.commands import COMMANDS, Group
-    from vitrail.cli import parameters_of
     from vitrail.core.flags import UNSET, flag_of
     from vitrail.training.options import RunOptions
 
@@ -641,7 +643,7 @@ def test_every_command_that_computes_has_the_same_device_flag():
     }
     flags = {}
     for name, command in commands.items():
-        for parameter in () if isinstance(command, Group) else parameters_of(command):
+        for parameter in () if isinstance(command, Group) else command.parameters:
             if parameter.name == "device":
                 flag = parameter.flag
                 flags[name] = (parameter.default if flag.cli_default is UNSET else flag.cli_default, flag.help)
@@ -699,12 +701,12 @@ def test_a_gpu_gives_the_same_answers(bundle, call, images, device, tmp_path):
     files = [str(path) for path in vitrail_order(images) if path.name != "07.png"]
     ours, theirs = (vitrail.Classifier(bundle, device=name).predict(files) for name in ("cpu", device))
     assert_alike(ours, theirs, 1e-4)
-    for words in (
+    for arguments in (
         ["evaluate", "fashion", "fashion-40"],
         ["evaluate", "fashion", "digits", "--protocol", "knn", "--cache", tmp_path / "cache"],
         ["inspect", "fashion", files[0], "--output", tmp_path / "out", "--evidence"],
     ):
-        assert call(*words, "--device", device).returncode == 0
+        assert call(*arguments, "--device", device).returncode == 0
 
 
 def test_the_table_is_aligned_and_printable(bundle, images, capsys, tmp_path):
@@ -740,9 +742,9 @@ def test_features_are_what_the_head_reads(bundle, images, capsys, tmp_path):
             assert arrays["features"].dtype == np.float32
             np.testing.assert_allclose(arrays["features"], expected, rtol=0, atol=1e-5)
     before = out.read_bytes()
-    code, rows, said = predict(capsys, bundle, images, "--features", out)
+    code, rows, messages = predict(capsys, bundle, images, "--features", out)
     assert (code, rows) == (2, [])
-    assert "Output must not exist yet" in said
+    assert "Output must not exist yet" in messages
     assert out.read_bytes() == before
     assert [path.name for path in out.parent.iterdir()] == ["features.npz"]
 
@@ -756,8 +758,8 @@ def test_features_are_written_though_the_reader_of_answers_has_left(call, bundle
     done = call("predict", bundle, images / "01.png", images / "02.png", "--features", tmp_path / "out.npz")
     assert (done.returncode, sys.stdout.name) == (0, os.devnull)
     sys.stdout.close()
-    with np.load(tmp_path / "out.npz") as found:
-        assert len(found["files"]) == 2
+    with np.load(tmp_path / "out.npz") as arrays:
+        assert len(arrays["files"]) == 2
 
 
 def vitrail_order(folder):
@@ -765,17 +767,17 @@ def vitrail_order(folder):
 
 
 def test_where_nothing_could_be_read_no_features_are_written(bundle, images, capsys, tmp_path):
-    code, rows, said = predict(capsys, bundle, images / "07.png", "--features", tmp_path / "out.npz")
+    code, rows, messages = predict(capsys, bundle, images / "07.png", "--features", tmp_path / "out.npz")
     assert (code, len(rows)) == (1, 1)
-    assert "No image could be read" in said
+    assert "No image could be read" in messages
     assert not (tmp_path / "out.npz").exists()
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_leaves_no_partial_file(bundle, images, tmp_path, sent, code):
     out = tmp_path / "features.npz"
-    words = ["predict", bundle, "-", "--engine", "onnx", "--json", "--threads", "2", "--features", out]
-    command = [sys.executable, "-m", "vitrail", *map(str, words)]
+    arguments = ["predict", bundle, "-", "--engine", "onnx", "--json", "--threads", "2", "--features", out]
+    command = [sys.executable, "-m", "vitrail", *map(str, arguments)]
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -789,10 +791,10 @@ def test_an_interrupt_leaves_no_partial_file(bundle, images, tmp_path, sent, cod
     process.send_signal(sent)
     process.stdout.read()  # a reader who leaves would be another reason to stop
     process.stdout.close()
-    said = process.stderr.read()
+    messages = process.stderr.read()
     process.stderr.close()
     assert process.wait(timeout=60) == code
-    assert b"Traceback" not in said
+    assert b"Traceback" not in messages
     assert not list(tmp_path.glob("*.npz"))
     assert not list(tmp_path.glob(".*"))
 
@@ -847,19 +849,19 @@ def test_a_model_without_a_head_has_features_and_no_answers(call, tmp_path, imag
     preprocess = vitrail.Preprocess(resolution=8, mean=(0.5,), std=(0.5,))
     vitrail.save(vitrail.Bundle(model=model, preprocess=preprocess), tmp_path / "bundle")
     files = sorted(images.glob("0*.png"))[:3]
-    words = ["predict", tmp_path / "bundle", *files, "--engine", engine]
-    done = call(*words)
+    arguments = ["predict", tmp_path / "bundle", *files, "--engine", engine]
+    done = call(*arguments)
     assert done.returncode == 2
     assert "must have a model that predicts classes, got one that predicts features" in done.stderr
     assert "with protocol knn, probe or fewshot" in done.stderr
-    done = call(*words, "--features", tmp_path / "features.npz", "--json")
+    done = call(*arguments, "--features", tmp_path / "features.npz", "--json")
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
         {"file": str(file), "predictions": []} for file in files
     ]
-    with np.load(tmp_path / "features.npz") as found, torch.no_grad():
-        np.testing.assert_allclose(found["features"], model(preprocess(files)).numpy(), atol=1e-5)
-    assert call(*words, "--features", tmp_path / "again.npz").stdout == f"features  {tmp_path / 'again.npz'}\n"
+    with np.load(tmp_path / "features.npz") as arrays, torch.no_grad():
+        np.testing.assert_allclose(arrays["features"], model(preprocess(files)).numpy(), atol=1e-5)
+    assert call(*arguments, "--features", tmp_path / "again.npz").stdout == f"features  {tmp_path / 'again.npz'}\n"
 
 
 @pytest.fixture
@@ -884,8 +886,8 @@ def test_the_watchdog_names_an_image_that_is_not_decoded(bundle, images, impatie
     slow_down(monkeypatch, "crop")
     (rows,) = vitrail.Classifier(bundle, threads=1).predict([str(images / "01.png")])
     assert rows
-    said = capsys.readouterr().err.splitlines()
-    assert said.count(f"note: no progress for 0.5 s: decoding {str(images / '01.png')!r}") == 1
+    messages = capsys.readouterr().err.splitlines()
+    assert messages.count(f"note: no progress for 0.5 s: decoding {str(images / '01.png')!r}") == 1
 
 
 def test_the_watchdog_names_the_images_that_are_not_computed(bundle, images, impatient, monkeypatch, capsys):
@@ -903,8 +905,8 @@ def test_the_watchdog_names_what_evaluate_is_stuck_in(bundle, tmp_path, impatien
     np.savez(tmp_path / "data.npz", images=pixels, labels=np.array(vitrail.load(bundle).labels[:3]))
     slow_down(monkeypatch, "scale")
     vitrail.evaluate(bundle, tmp_path / "data.npz")
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "no progress" in line]
-    assert said.startswith("note: no progress for 0.5 s: computing 'all image 0' to 'all image 2' with engine torch")
+    (note,) = [line for line in capsys.readouterr().err.splitlines() if "no progress" in line]
+    assert note.startswith("note: no progress for 0.5 s: computing 'all image 0' to 'all image 2' with engine torch")
 
 
 def test_the_watchdog_is_silent_while_steps_end(impatient, capsys):
@@ -923,5 +925,5 @@ def test_the_watchdog_speaks_once_a_step_and_works_in_forks(impatient, capfd):
                 time.sleep(1.0)
             os._exit(0)
         os.waitpid(child, 0)
-    said = capfd.readouterr().err.splitlines()
-    assert said == ["note: no progress for 0.5 s: working", "note: no progress for 0.5 s: working in a fork"]
+    messages = capfd.readouterr().err.splitlines()
+    assert messages == ["note: no progress for 0.5 s: working", "note: no progress for 0.5 s: working in a fork"]

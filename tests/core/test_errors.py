@@ -39,8 +39,8 @@ from vitrail.data.sources.registry import open_data
     ],
 )
 def test_a_damaged_file_has_a_path_and_a_cause(error, message, path, cause):
-    for one in (error, pickle.loads(pickle.dumps(error))):
-        assert (str(one), one.path, one.cause) == (message, path, cause)
+    for copy in (error, pickle.loads(pickle.dumps(error))):
+        assert (str(copy), copy.path, copy.cause) == (message, path, cause)
 
 
 def test_path_and_cause_where_files_are_read(tmp_path):
@@ -72,10 +72,15 @@ def test_doctor_says_the_cause_alone_whatever_a_file_is_called(tmp_path):
         Image.new("RGB", (9, 9), (len(label), ord(label), 0)).save(tmp_path / label / "good.png")
     (tmp_path / "a" / "cannot be read .png").write_bytes(b"")
     (tmp_path / "b" / "gone.png").symlink_to(tmp_path / "nowhere")
-    found = {
-        Path(one.files[0]).name: one.message for one in find_problems(open_data(tmp_path)) if one.kind == "unreadable"
+    messages = {
+        Path(finding.files[0]).name: finding.message
+        for finding in find_problems(open_data(tmp_path))
+        if finding.kind == "unreadable"
     }
-    assert found == {"cannot be read .png": "cannot be decoded (it is empty)", "gone.png": "is missing or not a file"}
+    assert messages == {
+        "cannot be read .png": "cannot be decoded (it is empty)",
+        "gone.png": "is missing or not a file",
+    }
 
 
 def test_messages_that_begin_with_a_path_are_made_in_one_place():

@@ -44,8 +44,8 @@ def holder(path, *more):
         process.communicate()
 
 
-def refuse(words):
-    raise UsageError(words)
+def refuse(holder):
+    raise UsageError(holder)
 
 
 def name(process):
@@ -91,8 +91,8 @@ def test_who_may_wait_goes_on_when_the_other_is_done(tmp_path):
     waited = []
     with holder(tmp_path / ".lock") as process:
 
-        def wait(words):
-            waited.append(words)
+        def wait(holder):
+            waited.append(holder)
             process.kill()
 
         with file_lock(tmp_path / ".lock", wait) as is_held:
@@ -157,12 +157,12 @@ def test_tidy_spares_live_writers(tmp_path):
 
 @pytest.mark.slow
 def test_of_two_runs_at_once_one_trains(tmp_path):
-    words = [sys.executable, "-m", "vitrail", *TRAIN, "--output", tmp_path / "run", "--resume", "auto"]
-    words[words.index("2")] = "400"
-    pair = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate()[1] for process in pair]
-    assert sorted(process.returncode for process in pair) == [0, 2], said
-    refused = said[0] if pair[0].returncode == 2 else said[1]
+    command = [sys.executable, "-m", "vitrail", *TRAIN, "--output", tmp_path / "run", "--resume", "auto"]
+    command[command.index("2")] = "400"
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    messages = [process.communicate()[1] for process in processes]
+    assert sorted(process.returncode for process in processes) == [0, 2], messages
+    refused = messages[0] if processes[0].returncode == 2 else messages[1]
     assert " is writing. " in refused.splitlines()[-1]
     steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)
@@ -189,18 +189,18 @@ def build_model_file(bundle, place, engine, precision, earlier):
         proof = about | {"files": {MODEL: checksum(folder / MODEL)}}
         write_json(folder / cache.PROOF, proof)
 sys.modules["vitrail.inference.build_model_file"] = types.SimpleNamespace(build_model_file=build_model_file)
-print(cache.ready(sys.argv[1], OnnxEngine, "float32"))
+print(cache.prepare_model_file(sys.argv[1], OnnxEngine, "float32"))
 """
 
 
 def test_processes_that_want_the_same_file_make_it_once(tmp_path):
     shutil.copytree(HALF_WAY.with_name("bundle-format-1"), tmp_path / "bundle")
-    words = [sys.executable, "-c", MAKE, tmp_path / "bundle", tmp_path / "made"]
-    several = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    answers = [process.communicate() for process in several]
-    assert {out for out, _ in answers} == {f"{tmp_path / 'bundle'}.onnx\n"}, answers
+    command = [sys.executable, "-c", MAKE, tmp_path / "bundle", tmp_path / "made"]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    outputs = [process.communicate() for process in processes]
+    assert {out for out, _ in outputs} == {f"{tmp_path / 'bundle'}.onnx\n"}, outputs
     assert (tmp_path / "made").read_text() == "made\n"
-    assert sum("waiting for" in err for _, err in answers) <= 2
+    assert sum("waiting for" in err for _, err in outputs) <= 2
 
 
 @pytest.mark.slow
@@ -209,8 +209,8 @@ def test_eight_processes_export_once(tmp_path):
     shutil.copytree(HALF_WAY.with_name("bundle-format-1"), tmp_path / "bundle")
     imports = "import sys\nfrom vitrail.inference.onnx_engine import OnnxEngine"
     script = f"{imports}\nprint(OnnxEngine.prepare(sys.argv[1], 'float32'))"
-    words = [sys.executable, "-c", script, tmp_path / "bundle"]
-    several = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(8)]
-    answers = [process.communicate() for process in several]
-    assert {out for out, _ in answers} == {f"{tmp_path / 'bundle'}.onnx\n"}, answers
-    assert sum("making" in err for _, err in answers) == 1
+    command = [sys.executable, "-c", script, tmp_path / "bundle"]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(8)]
+    outputs = [process.communicate() for process in processes]
+    assert {out for out, _ in outputs} == {f"{tmp_path / 'bundle'}.onnx\n"}, outputs
+    assert sum("making" in err for _, err in outputs) == 1

@@ -35,15 +35,15 @@ def run_limited(size, *words):
 
 
 def test_train_refuses_a_batch_that_cannot_fit_and_names_one_that_does(tmp_path):
-    words = ("train", "digits", *LARGE, "--output", tmp_path / "run")
-    done = run_limited(4e8, *words, "--batch", "1024")
+    arguments = ("train", "digits", *LARGE, "--output", tmp_path / "run")
+    done = run_limited(4e8, *arguments, "--batch", "1024")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert not (tmp_path / "run").exists()
     numbers = re.search(r"1,024 images at a time needs ([\d.]+) GB, got ([\d.]+) GB available\.", done.stderr)
     assert float(numbers[1]) > float(numbers[2])
     assert re.search(r"Use --batch \d+ or --set accumulate=\d+ \([\d.]+ .B\)", done.stderr)
     batch = re.search(r"--batch (\d+)", done.stderr)[1]
-    done = run_limited(4e8, *words, "--batch", batch)
+    done = run_limited(4e8, *arguments, "--batch", batch)
     assert done.returncode == 0, done.stderr
 
 
@@ -144,15 +144,19 @@ def test_small_runs_are_not_measured(monkeypatch):
 
 @pytest.mark.parametrize("settings", [{"model.norm": "batch"}, {"model.dropout": 0.1, "optimiser": "muon"}], ids=str)
 def test_measuring_changes_no_bit_of_the_run(settings, monkeypatch):
-    measured = []
+    footprints = []
     plain = vitrail.train("digits", "ViT-Pico/2", steps=3, batch=16, settings=settings)
     measure = memory_estimate._measure_footprint
     monkeypatch.setattr(memory_estimate, "_NEGLIGIBLE_SHARE", 0)
-    monkeypatch.setattr(memory_estimate, "_measure_footprint", lambda *given: measured.append(measure(*given)) or measured[-1])
+    monkeypatch.setattr(
+        memory_estimate,
+        "_measure_footprint",
+        lambda *arguments: footprints.append(measure(*arguments)) or footprints[-1],
+    )
     other = vitrail.train("digits", "ViT-Pico/2", steps=3, batch=16, settings=settings)
-    (found,) = measured
-    assert found.fixed > 4 * plain.bundle.model.config.parameters
-    assert found.image > 0
+    (footprint,) = footprints
+    assert footprint.fixed > 4 * plain.bundle.model.config.parameters
+    assert footprint.image > 0
     tensors = other.bundle.model.state_dict()
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in plain.bundle.model.state_dict().items())
 
@@ -162,9 +166,13 @@ def test_measuring_changes_no_bit_of_the_run(settings, monkeypatch):
 )
 def test_macs_bound_the_activations_of_an_image(name, monkeypatch):
     """Small runs are not measured by this rule."""
-    found = []
+    footprints = []
     monkeypatch.setattr(memory_estimate, "_NEGLIGIBLE_SHARE", 0)
     measure = memory_estimate._measure_footprint
-    monkeypatch.setattr(memory_estimate, "_measure_footprint", lambda *given: found.append(measure(*given)) or found[-1])
+    monkeypatch.setattr(
+        memory_estimate,
+        "_measure_footprint",
+        lambda *arguments: footprints.append(measure(*arguments)) or footprints[-1],
+    )
     model = vitrail.train("digits", name, steps=1, batch=8, settings={"model.resolution": 28}).bundle.model
-    assert found[0].image < model.config.macs
+    assert footprints[0].image < model.config.macs

@@ -45,8 +45,8 @@ def test_child_processes_inherit_the_switches_and_the_users_own_choice_stays(tmp
     child = f"import os; print([os.environ.get(name) for name in {names}])"
     script = f"{OURS}; import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
     environment = {**alone(tmp_path), "HF_HUB_DISABLE_TELEMETRY": "0"}
-    said = subprocess.run([sys.executable, "-c", script], check=True, env=environment, capture_output=True, text=True)
-    assert (said.stdout, said.stderr) == ("['1', '0']\n", "")
+    done = subprocess.run([sys.executable, "-c", script], check=True, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("['1', '0']\n", "")
 
 
 def test_an_import_that_came_too_early_is_said_once(monkeypatch, capsys):
@@ -54,9 +54,9 @@ def test_an_import_that_came_too_early_is_said_once(monkeypatch, capsys):
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
     import_without_telemetry("onnxruntime")
     import_without_telemetry("onnxruntime")
-    said = capsys.readouterr().err
-    assert said.startswith("note: onnxruntime was imported before vitrail could switch off")
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("note: onnxruntime was imported before vitrail could switch off")
+    assert message.count("\n") == 1
     assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
 
 
@@ -71,9 +71,9 @@ def test_no_name_is_looked_up(tmp_path):
         trace = ["strace", "-f", "-qq", "-e", "trace=socket", "-o", str(tmp_path / f"{name}.trace")]
         command = [*trace, sys.executable, "-c", f"{script}; import time; time.sleep(12)"]
         processes.append(subprocess.Popen(command, env=alone(tmp_path / name), stderr=subprocess.PIPE, text=True))
-    said = [process.communicate()[1] for process in processes]
+    messages = [process.communicate()[1] for process in processes]
     if any(process.returncode for process in processes):
-        pytest.skip(f"strace cannot be used here: {said}")
+        pytest.skip(f"strace cannot be used here: {messages}")
     plain, ours = ((tmp_path / f"{name}.trace").read_text().count("AF_INET") for name in ("plain", "ours"))
     assert ours == 0
     if not plain:

@@ -135,12 +135,12 @@ def test_documents_are_at_most_64_megabytes(tmp_path, call):
     large.write_bytes(b"[]")
     os.truncate(large, 400_000_000)
     tracemalloc.start()
-    for words in (
+    for arguments in (
         ("convert", tmp_path, tmp_path / "out"),
         ("info", tmp_path),
         ("convert", "fashion", tmp_path / "out", "--labels", large),
     ):
-        done = call(*words)
+        done = call(*arguments)
         assert (done.returncode in (1, 2), len(done.stderr.splitlines())) == (True, 1), done.stderr
         assert "it has more than 67,108,864 bytes" in done.stderr
     assert tracemalloc.get_traced_memory()[1] < 150 * 2**20
@@ -151,11 +151,11 @@ def test_weights_in_npz_are_unpacked_once_and_only_if_they_fit(tmp_path, monkeyp
     np.savez_compressed(tmp_path / "x.npz", kernel=np.zeros(2**23, np.float32), step=np.zeros(2**23, np.int64))
     notes = []
     tracemalloc.start()
-    found = _read_tensor_file(tmp_path / "x.npz", notes)
+    tensors = _read_tensor_file(tmp_path / "x.npz", notes)
     peak = tracemalloc.get_traced_memory()[1]
-    assert (list(found), len(notes)) == (["kernel"], 1)
+    assert (list(tensors), len(notes)) == (["kernel"], 1)
     assert peak < 1.1 * 2**25  # what is no weight is not unpacked
-    del found
+    del tensors
     monkeypatch.setattr("vitrail.core.memory.available_memory", lambda: 2**26)
     tracemalloc.reset_peak()
     with pytest.raises(CorruptFileError, match="would fill 100,663,296 bytes"):
@@ -173,8 +173,8 @@ def test_a_pickle_is_read_without_network(tmp_path):
         "runpy.run_path(program, run_name='__main__')\n"
         "sys.stderr.write(os.readlink('/proc/self/ns/net'))\n"
     )
-    words = [child.__file__, read_tensors.__file__, tmp_path / "a.pth", tmp_path / "out", str(2**36), *sys.path[1:]]
-    done = subprocess.run([sys.executable, "-I", "-c", script, *words], capture_output=True, text=True, check=True)
+    arguments = [child.__file__, read_tensors.__file__, tmp_path / "a.pth", tmp_path / "out", str(2**36), *sys.path[1:]]
+    done = subprocess.run([sys.executable, "-I", "-c", script, *arguments], capture_output=True, text=True, check=True)
     is_cut = done.stderr != str(Path("/proc/self/ns/net").readlink())
     allowed = subprocess.run(["unshare", "--net", "--map-root-user", "true"], capture_output=True, check=False)
     assert json.loads(done.stdout)["cut"] == is_cut == (allowed.returncode == 0)
@@ -198,8 +198,8 @@ def test_what_reads_pickles_imports_nothing_of_ours(tmp_path):
         "runpy.run_path(program, run_name='__main__')\n"
         "sys.exit(any(name.partition('.')[0] == 'vitrail' for name in sys.modules))\n"
     )
-    words = [child.__file__, read_tensors.__file__, tmp_path / "a.pth", tmp_path / "out", str(2**36), *sys.path[1:]]
-    done = subprocess.run([sys.executable, "-I", "-c", script, *words], capture_output=True, check=False)
+    arguments = [child.__file__, read_tensors.__file__, tmp_path / "a.pth", tmp_path / "out", str(2**36), *sys.path[1:]]
+    done = subprocess.run([sys.executable, "-I", "-c", script, *arguments], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -225,7 +225,7 @@ def test_anybody_may_read_a_pickle_of_ordinary_size(tmp_path):
     folder.chmod(0o777)
     torch.save({"a": torch.zeros(300, 300), "epoch": 3}, folder / "a.pth")
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    words = [
+    command = [
         sys.executable,
         "-I",
         child.__file__,
@@ -237,7 +237,7 @@ def test_anybody_may_read_a_pickle_of_ordinary_size(tmp_path):
     ]
     if subprocess.run([*nobody, sys.executable, "-c", "import torch"], capture_output=True, check=False).returncode:
         pytest.skip("nobody else may read this environment")
-    done = subprocess.run([*nobody, *words], capture_output=True, text=True, check=False, env=ALONE)
+    done = subprocess.run([*nobody, *command], capture_output=True, text=True, check=False, env=ALONE)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["others"] == ["epoch"]
     shutil.rmtree(folder)
@@ -247,11 +247,11 @@ def test_what_lies_beside_the_weights_in_a_pickle(tmp_path):
     """Averages are taken, as timm does, and it is said; a Namespace of arguments is harmless."""
     tensors = small().model.state_dict()
     last = {name: tensor + 1 for name, tensor in tensors.items()}
-    whole = {"state_dict": last, "state_dict_ema": tensors, "args": argparse.Namespace(lr=0.1), "epoch": 7}
-    torch.save(whole, tmp_path / "last.pth.tar")
-    found = import_weights(str(tmp_path / "last.pth.tar"), UserHints())
-    assert torch.equal(found.bundle.model.cls_token, tensors["cls_token"])
-    assert "of its tables state_dict_ema is taken, not state_dict" in found.notes
+    checkpoint = {"state_dict": last, "state_dict_ema": tensors, "args": argparse.Namespace(lr=0.1), "epoch": 7}
+    torch.save(checkpoint, tmp_path / "last.pth.tar")
+    imported = import_weights(str(tmp_path / "last.pth.tar"), UserHints())
+    assert torch.equal(imported.bundle.model.cls_token, tensors["cls_token"])
+    assert "of its tables state_dict_ema is taken, not state_dict" in imported.notes
 
 
 def test_tensors_larger_than_their_file_are_refused(tmp_path):
@@ -267,8 +267,8 @@ def test_hostile_files_are_refused_with_the_network_cut(tmp_path):
         pytest.skip("unshare -n is not allowed here")
     canary = tmp_path / "canary"
     torch.save({"state_dict": Evil(canary)}, tmp_path / "evil.pth")
-    words = [sys.executable, "-m", "vitrail", "convert", str(tmp_path / "evil.pth"), str(tmp_path / "bundle")]
-    done = subprocess.run([*cut, *words], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "vitrail", "convert", str(tmp_path / "evil.pth"), str(tmp_path / "bundle")]
+    done = subprocess.run([*cut, *command], capture_output=True, text=True, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert "No code in it was run" in done.stderr
     assert not canary.exists()
@@ -280,8 +280,8 @@ def test_a_flipped_bit_in_a_pickle_is_found_by_its_checksum(tmp_path):
     weights = torch.arange(1000.0)
     path = tmp_path / "a.pth"
     torch.save({"a": weights}, path)
-    whole = path.read_bytes()
-    path.write_bytes(whole.replace(weights[500:502].numpy().tobytes(), weights[501:503].numpy().tobytes()))
+    content = path.read_bytes()
+    path.write_bytes(content.replace(weights[500:502].numpy().tobytes(), weights[501:503].numpy().tobytes()))
     assert torch.load(path, weights_only=True)["a"][500] == 501
     with pytest.raises(CorruptFileError, match=r"a.pth' cannot be read \('a/data/0' in it differs from its checksum\)"):
         _read_tensor_file(path, [])
@@ -342,10 +342,10 @@ def test_checkpoints_in_folders_that_are_not_utf8_are_read(tmp_path, call):
     assert call("convert", folder / "timm", folder / "again", "--no-verify").returncode == 0
 
 
-@pytest.mark.parametrize("words", [["evaluate", "fashion", "fashion-40"], ["predict", "fashion", __file__]])
-def test_too_little_memory_for_torch_is_one_line(words):
+@pytest.mark.parametrize("arguments", [["evaluate", "fashion", "fashion-40"], ["predict", "fashion", __file__]])
+def test_too_little_memory_for_torch_is_one_line(arguments):
     done = subprocess.run(
-        ["sh", "-c", 'ulimit -v 300000 && exec "$@"', "sh", sys.executable, "-m", "vitrail", *words],
+        ["sh", "-c", 'ulimit -v 300000 && exec "$@"', "sh", sys.executable, "-m", "vitrail", *arguments],
         capture_output=True,
         text=True,
         check=False,

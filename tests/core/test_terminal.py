@@ -45,25 +45,25 @@ def line_of(tmp_path, monkeypatch, width, *, held_out, total=1560, fields=FIELDS
 def test_80_columns_show_everything_that_matters(tmp_path, monkeypatch, total):
     line = line_of(tmp_path, monkeypatch, 80, held_out="accuracy 95.4%", total=total)
     assert len(line) <= 80
-    for words in (f"{total // 2 + 10}/{total}", "loss 2.3456", "1,234 images/s", " left", "held-out 95.4%"):
-        assert words in line
+    for part in (f"{total // 2 + 10}/{total}", "loss 2.3456", "1,234 images/s", " left", "held-out 95.4%"):
+        assert part in line
     assert re.search(r"\d:\d\d:\d\d left", line)
     assert line.count("━") + line.count("╸") >= 5
 
 
 @pytest.mark.parametrize(
-    ("width", "shown", "left_out"),
+    ("width", "expected", "dropped"),
     [
         (60, ("790/1560", "loss 2.3456", " left", "held-out 95.4%", "━━━━"), ("images/s", "lr ")),
         (40, ("790/1560", "loss 2.3456", " left", "━━"), ("images/s", "lr ", "held-out")),
         (120, ("790/1560", "loss 2.3456", "lr 1.00e-03", "1,234 images/s", "held-out 95.4%", "━" * 20), ()),
     ],
 )
-def test_narrow_terminals_lose_the_least_important_first(tmp_path, monkeypatch, width, shown, left_out):
+def test_narrow_terminals_lose_the_least_important_first(tmp_path, monkeypatch, width, expected, dropped):
     line = line_of(tmp_path, monkeypatch, width, held_out="accuracy 95.4%")
     assert len(line) <= width
-    assert [words for words in shown if words not in line] == []
-    assert [words for words in left_out if words in line] == []
+    assert [part for part in expected if part not in line] == []
+    assert [part for part in dropped if part in line] == []
 
 
 def test_without_a_terminal_the_line_says_what_is_right(tmp_path, capsys):
@@ -151,19 +151,19 @@ LINE = re.compile(r"\r(\d+) of 12 images, \d+:\d\d left, [\d,.]+ images/s")
 
 
 def test_predict_shows_progress_in_a_terminal_and_leaves_stdout_as_it_is(call, watched, photos, tmp_path):
-    words = ("predict", "fashion", photos, "--json")
-    plain = call(*words)
+    arguments = ("predict", "fashion", photos, "--json")
+    plain = call(*arguments)
     assert plain.stderr == ""
-    done, shown = watched(lambda: call(*words))
+    done, output = watched(lambda: call(*arguments))
     assert done.stdout == plain.stdout
-    assert [int(number) for number in LINE.findall(shown)] == [*range(1, 12)]
-    assert shown.endswith(" \r")  # the line is cleared
+    assert [int(number) for number in LINE.findall(output)] == [*range(1, 12)]
+    assert output.endswith(" \r")  # the line is cleared
     # Also where all answers go to a file, and where they are sorted in the end.
-    for number, more in enumerate(((), ("--sort", "uncertain"))):
+    for number, options in enumerate(((), ("--sort", "uncertain"))):
         table = tmp_path / f"{number}.csv"
-        done, shown = watched(lambda: call("predict", "fashion", photos, "--output", table, *more))  # noqa: B023
+        done, output = watched(lambda: call("predict", "fashion", photos, "--output", table, *options))  # noqa: B023
         assert done.returncode == 0
-        assert [int(number) for number in LINE.findall(shown)] == [*range(1, 12)]
+        assert [int(number) for number in LINE.findall(output)] == [*range(1, 12)]
 
 
 def test_predict_clears_the_progress_line_before_each_row(call, watched, photos, monkeypatch):
@@ -175,21 +175,21 @@ def test_predict_clears_the_progress_line_before_each_row(call, watched, photos,
         monkeypatch.setattr("sys.stdout.write", lambda text: (sys.stderr.write(text), written.append(text)))
         return call("predict", "fashion", photos)
 
-    _, shown = watched(run)
+    _, output = watched(run)
     rows = [line for line in "".join(written).splitlines() if "photos/" in line]
     assert len(rows) == 12
     for row in rows:
-        before, found, _ = shown.replace("\r\n", "\n").partition(row)
-        assert found
+        before, separator, _ = output.replace("\r\n", "\n").partition(row)
+        assert separator
         assert before.endswith(("\r", "\n")) or not before
 
 
 def test_inspect_shows_progress_in_a_terminal(call, watched, photos, tmp_path):
-    words = ("inspect", "fashion", photos, "--output", tmp_path / "page")
-    done, shown = watched(lambda: call(*words))
+    arguments = ("inspect", "fashion", photos, "--output", tmp_path / "page")
+    done, output = watched(lambda: call(*arguments))
     assert done.returncode == 0
-    assert shown.startswith("\r0 of 12 images\r")
-    assert {int(number) for number in LINE.findall(shown)} == {*range(1, 12)}
+    assert output.startswith("\r0 of 12 images\r")
+    assert {int(number) for number in LINE.findall(output)} == {*range(1, 12)}
     assert call("inspect", "fashion", photos, "--output", tmp_path / "other").stderr == ""
 
 
@@ -199,8 +199,8 @@ def test_an_error_clears_the_progress_line(watched):
             meter(3)
             raise KeyboardInterrupt
 
-    _, shown = watched(run)
-    assert shown.endswith(" \r")
+    _, output = watched(run)
+    assert output.endswith(" \r")
 
 
 def test_a_meter_fits_narrow_terminals(monkeypatch):

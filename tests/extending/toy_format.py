@@ -39,7 +39,7 @@ class Sequential(WeightFormat):
 
     def open_source(self, config: ModelConfig, checkpoint: LibraryCheckpoint) -> Forward:
         linear = [nn.Linear(*checkpoint.shapes[f"{2 * layer + 1}.weight"][::-1]) for layer in range(config.depth + 1)]
-        model = nn.Sequential(nn.Flatten(), *(one for layer in linear for one in (layer, nn.GELU())))[:-1]
+        model = nn.Sequential(nn.Flatten(), *(module for layer in linear for module in (layer, nn.GELU())))[:-1]
         model.load_state_dict(checkpoint.raw)
         return model
 

@@ -1,6 +1,7 @@
 """Table of the commands of `vitrail`. Large packages are imported only by the commands that need them."""
 
-from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from vitrail.api import delivery, faces, insights, listings, output, output_faces, predictions, training_commands
@@ -12,7 +13,8 @@ _JSON = "Print one JSON document instead of a table."
 _JSON_LINES = "Print one line of JSON per image instead of a table."
 
 
-class Command(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Command:
     """A public function as a command of the command line."""
 
     function: Callable[..., Any]
@@ -24,6 +26,22 @@ class Command(NamedTuple):
     """Help of the flag --open; None if the command lacks it."""
     receiver: Callable[[CliArguments], Callable[..., Any]] | None = None
     """Return the function's `receiver`, which is called with each result as soon as it is computed."""
+    parameters: tuple[Parameter, ...] = dataclasses.field(init=False)
+    """All parameters of the function, also those that only Python has."""
+    cli_parameters: tuple[Parameter, ...] = dataclasses.field(init=False)
+    """Parameters of the command line."""
+
+    def __post_init__(self) -> None:
+        parameters = self.function.__dict__["parameters"]
+        flags = {"json": self.json, "open": self.open}
+        own_flags = (
+            Parameter(name, bool, default=False, is_keyword=True, flag=flag(text), cli_type=bool, cli_default=False)
+            for name, text in flags.items()
+            if text is not None
+        )
+        object.__setattr__(self, "parameters", parameters)
+        in_cli = (parameter for parameter in parameters if parameter.flag.in_cli)
+        object.__setattr__(self, "cli_parameters", (*in_cli, *own_flags))
 
 
 class Group(NamedTuple):
@@ -69,18 +87,3 @@ COMMANDS: dict[str, Command | Group] = {
     "faces": FACES,
     "demo": Command(training_commands.demo, output.show_demo, open="Open the report in a browser."),
 }
-
-
-def parameters_of(command: Command) -> tuple[Parameter, ...]:
-    """Return all parameters of a command's function, also those that only Python has."""
-    return command.function.__dict__["parameters"]
-
-
-def cli_parameters(command: Command | Group) -> Iterator[Parameter]:
-    """Yield the parameters that a command has on the command line; a group of commands has none."""
-    if isinstance(command, Group):
-        return
-    yield from (parameter for parameter in parameters_of(command) if parameter.flag.in_cli)
-    for name, text in (("json", command.json), ("open", command.open)):
-        if text is not None:
-            yield Parameter(name, bool, default=False, is_keyword=True, flag=flag(text))

@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
-from vitrail.api.commands import Command, Group, cli_parameters
+from vitrail.api.commands import Command, Group
 from vitrail.api.parameters import Parameter
 from vitrail.data.sources.registry import source_descriptions
 
@@ -31,9 +31,8 @@ def format_overview(program: str, description: str, commands: Mapping[str, Comma
 
 def format_command_help(program: str, name: str, command: Command) -> str:
     """Return the help of a command: usage, description, arguments, and flags under their headings."""
-    parameters = list(cli_parameters(command))
-    arguments = [parameter for parameter in parameters if parameter.flag.is_positional]
-    flags = [parameter for parameter in parameters if not parameter.flag.is_positional]
+    arguments = [parameter for parameter in command.cli_parameters if parameter.flag.is_positional]
+    flags = [parameter for parameter in command.cli_parameters if not parameter.flag.is_positional]
     required = [parameter for parameter in flags if parameter.is_required_in_cli]
     optional = [parameter for parameter in flags if not parameter.is_required_in_cli]
     usage = [f"usage: {program} {name}", *map(_placeholder, arguments), *map(_flag_names, required)]

@@ -189,17 +189,10 @@ class Parameter(NamedTuple):
     """Default in Python; `inspect.Parameter.empty` if the parameter is required."""
     is_keyword: bool
     flag: Flag
-
-    @property
-    def cli_type(self) -> Any:
-        """Type on the command line."""
-        return self.type if self.flag.cli_type is None else self.flag.cli_type
-
-    @property
-    def cli_default(self) -> Any:
-        """Default on the command line; `inspect.Parameter.empty` if the parameter is required."""
-        default = self.default if self.flag.cli_default is UNSET else self.flag.cli_default
-        return inspect.Parameter.empty if default is REQUIRED else default
+    cli_type: Any
+    """Type on the command line."""
+    cli_default: Any
+    """Default on the command line; `inspect.Parameter.empty` if the parameter is required."""
 
     @property
     def is_required_in_cli(self) -> bool:
@@ -289,7 +282,11 @@ _RUN_OPTIONS = RunOptions.__annotations__
 
 
 def _make_parameter(name: str, annotation: Any, default: Any, *, is_keyword: bool) -> Parameter:
-    return Parameter(name, annotation.__origin__, default, is_keyword, flag_of(annotation))
+    metadata, python_type = flag_of(annotation), annotation.__origin__
+    cli_type = python_type if metadata.cli_type is None else metadata.cli_type
+    cli_default = default if metadata.cli_default is UNSET else metadata.cli_default
+    cli_default = inspect.Parameter.empty if cli_default is REQUIRED else cli_default
+    return Parameter(name, python_type, default, is_keyword, metadata, cli_type, cli_default)
 
 
 def _format_documentation(text: str, parameters: Iterable[Parameter]) -> str:
