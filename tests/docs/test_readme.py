@@ -45,7 +45,7 @@ IN_ORDER = (
 CHAPTERS = tuple(f"notes-{number}" for number in range(1, 6))
 # Reasons why no test runs a block, as in the comments above the blocks.
 NOT_RUN = {
-    "faces": ["needs DeiT's weights and the faces, which are not ours to give"],
+    "faces": ["needs DeiT's weights and the photos of faces, which we may not distribute"],
     "engines": ["measures for a minute"],
     "merging": ["searches for half a minute"],
     "lab": ["takes minutes to hours", "takes a minute"],
