@@ -192,12 +192,14 @@ class Model(TimmInterface, nn.Module, Generic[Config]):
         The configuration stays if the head is of another width or has modules that it cannot describe (saving such a
         model is an error), or if it predicts the colours of pixels.
         """
-        c = self.config
-        if c.predicts == "pixels" or type(self.head) is EmbeddingHead:
+        c, head = self.config, self.head
+        if type(head) is nn.Linear and not c.head_layers and c.classes == head.out_features:
+            return  # most heads: the one that the configuration describes
+        if c.predicts == "pixels" or type(head) is EmbeddingHead:
             return
-        if type(self.head) is nn.Identity:
+        if type(head) is nn.Identity:
             described = "", 0
-        elif (described := describe_head(self.head, self.head_width)) is None:
+        elif (described := describe_head(head, self.head_width)) is None:
             return
         head_layers, classes = described
         if (head_layers, classes, 0) != (c.head_layers, c.classes, c.embedding):

@@ -127,8 +127,3 @@ class ViTHooks(Model[ViTConfig]):
     def output_layers(self) -> list[nn.Linear]:
         second = [self.head_dist] if self.config.distilled and isinstance(self.head_dist, nn.Linear) else []
         return [*super().output_layers(), *second]
-
-    @property
-    def tokens_read(self) -> int | None:
-        """Number of tokens, from the first, that the head reads; None for all. BatchNorm's statistics need all."""
-        return 1 + self.config.distilled if self.config.pool == "cls" and self.config.norm == "layer" else None

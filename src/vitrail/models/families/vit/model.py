@@ -184,6 +184,11 @@ class ViT(ViTHooks):
                 record_layer(activations, layer, block, input_BTD, z_BTD, rope, bias, groups, merges=bool(c.merge))
         return spread(z_BTD, groups) if queries is None else z_BTD
 
+    @property
+    def tokens_read(self) -> int | None:
+        """Number of tokens, from the first, that the head reads; None for all. BatchNorm's statistics need all."""
+        return 1 + self.config.distilled if self.config.pool == "cls" and self.config.norm == "layer" else None
+
     def attention_terms(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         """Return the rotation of queries and keys in `layer` (2, T, K/2), and the bias of its attention logits (H, T,
         T) or their mask (T, T)."""
