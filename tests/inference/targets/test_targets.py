@@ -1,6 +1,8 @@
-"""`vitrail export`: targets are proved, read by other runtimes, and run by the program in README.md."""
+"""`vitrail export`: targets are proved, read by other runtimes, and run by run.py."""
 
+import importlib.metadata
 import json
+import os
 import re
 import resource
 import shutil
@@ -12,6 +14,8 @@ import numpy as np
 import onnx
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from PIL import Image, ImageOps
 
 import vitrail
@@ -23,9 +27,10 @@ from vitrail.inference.engine import import_engine_package
 from vitrail.inference.model_files import fingerprint
 from vitrail.inference.proof import crop_embedded_images
 from vitrail.inference.registry import ENGINES, TARGETS
+from vitrail.inference.targets.program import format_program, preprocessing_lines, required_packages
 from vitrail.lab.exact import redraw
 
-FILES = {"README.md", "labels.txt", "manifest.json", "preprocess.json", "proof.json"}
+FILES = {"README.md", "labels.txt", "manifest.json", "preprocess.json", "proof.json", "run.py"}
 MODEL_FILES = {
     "onnx": {"model.onnx"},
     "openvino": {"model.xml", "model.bin"},
@@ -54,14 +59,40 @@ def files_of(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def run_readme(folder, image, blocked_packages):
-    """Run the program in README.md in a process that cannot import some packages. Returns the printed words by line."""
-    (program,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.S)
-    assert len([line for line in program.splitlines() if line and "import" not in line]) <= 18
-    preamble = "".join(f"sys.modules[{name!r}] = None\n" for name in blocked_packages)
+def link_packages(folder, names):
+    """Link installed packages and their requirements into a folder, as `pip install` would fill a new environment."""
+    pending, linked = [*names], set()
+    while pending:
+        name = canonicalize_name(pending.pop())
+        if name in linked:
+            continue
+        linked.add(name)
+        package = importlib.metadata.distribution(name)
+        for top in {file.parts[0] for file in package.files if ".." not in file.parts}:
+            if not (folder / top).exists():  # some packages share a folder
+                (folder / top).symlink_to(package.locate_file(top))
+        requirements = map(Requirement, package.requires or ())
+        pending += [each.name for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return folder
+
+
+def run_program(folder, image, cwd=None):
+    """Run run.py of an export in an environment with only the packages that README.md names. Return its lines.
+
+    `cwd` is the working folder, by default that of the export.
+    """
+    readme, program = ((folder / name).read_text(encoding="utf-8") for name in ("README.md", "run.py"))
+    assert re.findall(r"```python\n(.*?)```", readme, re.S) == [program]
+    body = program.split('"""', 2)[2]
+    assert len([line for line in body.splitlines() if line and "import" not in line]) <= 20
+    (packages,) = re.findall(r"^pip install (.+)$", readme, re.M)
+    site = folder.parent / f"site-of-{folder.name}"
+    if not site.exists():
+        site.mkdir()
+        link_packages(site, packages.split())
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"import sys\n{preamble}{program}", str(image)],
-        cwd=folder, capture_output=True, text=True, check=False,
+        [sys.executable, "-S", "-W", "ignore", folder / "run.py", image],
+        cwd=cwd or folder, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(site)},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return [line.split(" ", 1) for line in result.stdout.splitlines()]
@@ -85,7 +116,7 @@ def test_export_is_complete_proved_and_runs_without_vitrail(target, bundle, call
 
     pixels = np.random.default_rng(1).integers(0, 256, (5, 6), dtype=np.uint8)
     Image.fromarray(pixels).resize((61, 47)).save(tmp_path / "image.png")
-    printed = run_readme(out, tmp_path / "image.png", ("vitrail",) if target == "torch" else ("vitrail", "torch"))
+    printed = run_program(out, "image.png", cwd=tmp_path)
     (expected,) = vitrail.Classifier(bundle).predict([tmp_path / "image.png"])
     assert [label for _, label in printed] == [prediction["label"] for prediction in expected]
     assert [float(score) for score, _ in printed] == pytest.approx(
@@ -103,13 +134,11 @@ def test_export_is_complete_proved_and_runs_without_vitrail(target, bundle, call
     ],
     ids=str,
 )
-def test_readme_program_preprocesses_like_the_bundle(size, changes):
-    from vitrail.inference.targets.readme import _preprocessing_lines
-
+def test_program_preprocesses_like_the_bundle(size, changes):
     preprocess = vitrail.Preprocess(resolution=(24, 20), **changes)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)).resize(size)
     scope = {"image": image, "np": np, "Image": Image}
-    exec("\n".join(_preprocessing_lines(preprocess)[1:]), scope)  # without the line that opens a file
+    exec("\n".join(preprocessing_lines(preprocess)[1:]), scope)  # without the line that opens a file
     np.testing.assert_allclose(
         scope["pixels"][0], preprocess.scale_array(preprocess.crop(image)[None])[0], rtol=0, atol=1e-6
     )
@@ -117,9 +146,7 @@ def test_readme_program_preprocesses_like_the_bundle(size, changes):
 
 @pytest.mark.parametrize(("channels", "resize"), [(1, "pad"), (3, "shorter")])
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
-def test_readme_program_reads_every_image_mode_like_the_bundle(mode, channels, resize, tmp_path):
-    from vitrail.inference.targets.readme import _preprocessing_lines
-
+def test_program_reads_every_image_mode_like_the_bundle(mode, channels, resize, tmp_path):
     preprocess = vitrail.Preprocess(
         resolution=(24, 20), resize=resize, background=(0, 60, 255), mean=(0.5,) * channels, std=(0.5,) * channels
     )
@@ -130,21 +157,36 @@ def test_readme_program_reads_every_image_mode_like_the_bundle(mode, channels, r
     else:
         Image.fromarray(pixels).convert(mode).save(path)
     scope = {"np": np, "Image": Image, "ImageOps": ImageOps, "sys": SimpleNamespace(argv=["", path])}
-    exec("\n".join(_preprocessing_lines(preprocess)), scope)
+    exec("\n".join(preprocessing_lines(preprocess)), scope)
     np.testing.assert_allclose(
         scope["pixels"][0], preprocess.scale_array(preprocess.crop(path)[None])[0], rtol=0, atol=1e-6
     )
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
-def test_readme_program_rejects_more_than_8_bits_in_one_line(dtype, tmp_path):
-    from vitrail.inference.targets.readme import _preprocessing_lines
-
+def test_program_rejects_more_than_8_bits_in_one_line(dtype, tmp_path):
     Image.fromarray(np.full((31, 43), 999, dtype)).save(tmp_path / "image.tiff")
     scope = {"Image": Image, "ImageOps": ImageOps}
     scope["sys"] = SimpleNamespace(argv=["", tmp_path / "image.tiff"], exit=sys.exit)
     with pytest.raises(SystemExit, match=r"Image must have 8 bits per channel\. Convert it first\.$"):
-        exec("\n".join(_preprocessing_lines(vitrail.Preprocess())), scope)
+        exec("\n".join(preprocessing_lines(vitrail.Preprocess())), scope)
+
+
+def test_program_without_image_prints_its_usage_in_one_line(tmp_path):
+    text = format_program(vitrail.load(FIXTURE).info, TARGETS["onnx"], "model.onnx", "float32", 1)
+    (tmp_path / "run.py").write_text(text)
+    result = subprocess.run([sys.executable, tmp_path / "run.py"], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", "usage: python run.py IMAGE\n")
+
+
+def test_program_of_a_model_of_four_channels_needs_no_pillow():
+    model = vitrail.create("ViT-Pico/2", channels=4, classes=0)
+    half = (0.5,) * 4
+    bundle = vitrail.Bundle(model=model, preprocess=vitrail.Preprocess(resolution=(8, 8), mean=half, std=half))
+    text = format_program(bundle.info, TARGETS["openvino"], "model.xml", "float32", 1)
+    assert required_packages(bundle.preprocess, TARGETS["openvino"]) == ["numpy", "openvino"]
+    assert text.startswith('"""Print the features of an image: python run.py PIXELS.npy\n')
+    assert "PIL" not in text
 
 
 def test_fixed_batch_is_the_input_shape_of_the_model(bundle, call, tmp_path):
@@ -158,7 +200,7 @@ def test_fixed_batch_is_the_input_shape_of_the_model(bundle, call, tmp_path):
             [3, 16],
         ]
     Image.new("L", (9, 9), 99).save(tmp_path / "image.png")
-    assert len(run_readme(tmp_path / "onnx", tmp_path / "image.png", ("vitrail", "torch"))) == 3
+    assert len(run_program(tmp_path / "onnx", tmp_path / "image.png")) == 3
     settings = (tmp_path / "triton" / "vit-pico-2" / "config.pbtxt").read_text()
     assert "max_batch_size: 0\n" in settings
     assert "dims: [ 3, 1, 8, 8 ]" in settings
@@ -180,7 +222,7 @@ def test_openvino_int8_program_sets_no_precision_hint(bundle, call, tmp_path):
     assert proof["max_logit_difference"] > 1e-4
     assert 'compile_model("model.xml", "CPU", {})' in (tmp_path / "out" / "README.md").read_text()
     Image.fromarray(np.random.default_rng(1).integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / "image.png")
-    printed = run_readme(tmp_path / "out", tmp_path / "image.png", ("vitrail", "torch"))
+    printed = run_program(tmp_path / "out", tmp_path / "image.png")
     (expected,) = vitrail.Classifier(bundle, engine="openvino", precision="int8").predict([tmp_path / "image.png"])
     assert [float(score) for score, _ in printed] == pytest.approx(
         [prediction["score"] for prediction in expected], abs=1e-4

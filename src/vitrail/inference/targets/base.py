@@ -1,6 +1,6 @@
 """`vitrail export`: write a model in the format of another runtime, with everything needed to run it without vitrail.
 
-The folder holds the model, labels.txt, preprocess.json, proof.json, and a README.md with a program that runs the model.
+The folder holds the model, labels.txt, preprocess.json, proof.json, the program run.py, and a README.md that shows it.
 A target is a class that is registered in `TARGETS` of `inference.registry`.
 """
 
@@ -21,6 +21,7 @@ from vitrail.inference.engine import Engine, EngineChoice, ExportSource, import_
 from vitrail.inference.model_files import FORMAT, PROOF
 from vitrail.inference.proof import crop_images_for_proof, run_engine
 from vitrail.inference.registry import TARGETS
+from vitrail.inference.targets.program import PROGRAM, format_program
 from vitrail.inference.targets.readme import write_readme
 from vitrail.inference.torch_engine import TorchEngine
 
@@ -48,10 +49,12 @@ class Target(abc.ABC):
     extra: ClassVar[str]
     """The extra that installs the packages."""
     imports: ClassVar[str]
-    """Import statements of the program in README.md, besides numpy and Pillow."""
+    """Import statements of run.py, besides os, sys, numpy and Pillow."""
     program: ClassVar[str]
-    """Lines of the program in README.md that compute `logits` of the first image from `pixels`, float32 (batch,
-    channels, height, width). `{model}` is replaced by the model's path in the folder."""
+    """Lines of run.py that compute `logits` of the first image from `pixels`, float32 (batch, channels, height, width).
+    `{model}` is replaced by the model's path in the folder, which is the working folder of these lines."""
+    program_packages: ClassVar[tuple[str, ...]] = ()
+    """Packages that run.py needs, besides numpy and Pillow, as pip knows them. Empty: the same as `packages`."""
     notes: ClassVar[str] = ""
     """Additional text in README.md."""
 
@@ -121,7 +124,10 @@ def export(
         write_json(folder / PREPROCESS, info.preprocess.to_json())
         if info.config.classes:
             write_labels(folder / LABELS, info)
-        write_readme(folder, info, target, model.relative_to(folder).as_posix(), options.batch or 1, proof)
+        model_name, batch_size = model.relative_to(folder).as_posix(), options.batch or 1
+        program = format_program(info, target, model_name, precision, batch_size)
+        write_text(folder / PROGRAM, program)
+        write_readme(folder, info, target, model_name, batch_size, proof, program)
     return proof
 
 

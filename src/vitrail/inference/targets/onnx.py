@@ -15,11 +15,9 @@ class OnnxTarget(Target):
     name = engine = "onnx"
     precisions = OnnxEngine.precisions
     packages = ("onnxruntime", "onnx")
+    program_packages = ("onnxruntime",)
     extra = "onnx"
-    imports = (
-        'import os\n\nos.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # no reports to its vendor\n'
-        "import onnxruntime"
-    )
+    imports = 'os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # no reports to its vendor\nimport onnxruntime'
     program = (
         'session = onnxruntime.InferenceSession("{model}", providers=["CPUExecutionProvider"])\n'
         'logits = session.run(["logits"], {{"pixel_values": pixels}})[0][0]'

@@ -15,6 +15,7 @@ class OpenvinoTarget(Target):
     name = engine = "openvino"
     precisions = ("float32", "int8")
     packages = ("openvino", "onnx")
+    program_packages = ("openvino",)
     extra = "openvino"
     imports = 'sys.modules["openvino_telemetry"] = None  # no reports to its vendor\nimport openvino'
     program = (

@@ -1,33 +1,49 @@
-"""README.md of an exported model, with a program that runs it without vitrail."""
+"""README.md of an exported model, with the text of run.py."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.bundles.metadata import BundleInfo
 from vitrail.core.files import write_text
-from vitrail.data.preprocess import Preprocess
+from vitrail.inference.targets.program import PROGRAM, argument_name, format_names, required_packages
 
 if TYPE_CHECKING:
     from vitrail.inference.targets.base import Target
 
 
 def write_readme(
-    folder: Path, info: BundleInfo, target: "type[Target]", model: str, batch: int, proof: dict[str, Any]
+    folder: Path,
+    info: BundleInfo,
+    target: "type[Target]",
+    model: str,
+    batch: int,
+    proof: dict[str, Any],
+    program: str,
 ) -> None:
-    """Write README.md for the model at a path in the folder. The model takes `batch` images per call."""
+    """Write README.md for the model at a path in the folder. The model takes `batch` images per call.
+
+    `program` is the text of run.py.
+    """
     name = info.config.name or info.config.family
     licence = info.provenance.get("licence", "unknown")
     (height, width), channels = info.config.resolution, info.config.channels
     batches = "any number of images" if proof["batch"] == "any" else f"{batch} images"
+    packages = required_packages(info.preprocess, target)
     text = f"""# {name}, exported to {target.name}
 
 `{model}` takes `pixel_values` ({batches}, {channels} channels, {height} x {width} pixels; float32, normalised as
-described in `preprocess.json`) and returns `logits` and `features`, the input of the head. Run this program in this
-folder with the path of an image as its argument:
+described in `preprocess.json`) and returns `logits` and `features`, the input of the head. `{PROGRAM}` runs it without
+vitrail; it needs only the packages {format_names(packages)}:
+
+```bash
+pip install {" ".join(packages)}
+python {PROGRAM} {argument_name(info.preprocess)}
+```
+
+This is `{PROGRAM}`:
 
 ```python
-{_program_text(info, target, model, proof["precision"], batch)}
-```
+{program}```
 
 {target.notes}
 
@@ -62,50 +78,3 @@ def describe_merging(merging: dict[str, Any]) -> str:
         f"{counts} before its layers; {cost['changed']} of {cost['count']} predictions differ from the model without"
         f" merging on {merging['data']} ({low:.1%} to {high:.1%})"
     )
-
-
-def _program_text(info: BundleInfo, target: "type[Target]", model: str, precision: str, batch: int) -> str:
-    lines = ["import sys", "", "import numpy as np", target.imports, "from PIL import Image, ImageOps", ""]
-    lines += _preprocessing_lines(info.preprocess)
-    if batch > 1:
-        lines.append(f"pixels = np.repeat(pixels, {batch}, axis=0)  # the model takes {batch} images at a time")
-    lines.append(target.program_for(model, precision))
-    if info.config.classes:
-        lines += [
-            info.answer.python_code,
-            'labels = open("labels.txt", encoding="utf-8").read().split("\\n")',
-            "for index in scores.argsort()[::-1][:5]:",
-            '    print(f"{scores[index]:.4f} {labels[index]}")',
-        ]
-    else:
-        lines.append("print(*logits)")
-    return "\n".join(lines)
-
-
-def _preprocessing_lines(preprocess: Preprocess) -> list[str]:
-    """Return the lines of the program that read an image file into `pixels` as `Preprocess.crop` and `scale` do."""
-    (height, width), channels = preprocess.resolution, preprocess.channels
-    if channels not in (1, 3):
-        return [f"pixels = np.load(sys.argv[1])  # float32 (1, {channels}, {height}, {width}), normalised"]
-    resized_width, resized_height = (int(side / preprocess.crop_fraction) for side in (width, height))
-    mode = "L" if channels == 1 else "RGB"
-    resize_lines = {
-        "squash": [f"size = {resized_width}, {resized_height}"],
-        "shorter": [f"scale = max({resized_width} / image.width, {resized_height} / image.height)"],
-        "pad": [f"scale = min({resized_width} / image.width, {resized_height} / image.height)"],
-    }[preprocess.resize]
-    if preprocess.resize != "squash":
-        resize_lines.append("size = [max(int(side * scale + 1e-9), 1) for side in image.size]")
-    mean, std = ([float(value) for value in values] for values in (preprocess.mean, preprocess.std))
-    return [
-        "image = ImageOps.exif_transpose(Image.open(sys.argv[1]))",
-        'if image.mode[0] in "IF": sys.exit("Image must have 8 bits per channel. Convert it first.")',
-        f'ground = Image.new("RGBA", image.size, {(*preprocess.background, 255)})',
-        f'image = Image.alpha_composite(ground, image.convert("RGBA")).convert("{mode}")',
-        *resize_lines,
-        f'canvas = Image.new("{mode}", ({width}, {height}), {preprocess.background_pixel})',
-        f"canvas.paste(image.resize(size, Image.{preprocess.interpolation.upper()}),"
-        f" (-round((size[0] - {width}) / 2), -round((size[1] - {height}) / 2)))",
-        f"pixels = np.asarray(canvas, np.float32).reshape(1, {height}, {width}, {channels}) / 255",
-        f"pixels = ((pixels - {mean}) / {std}).transpose(0, 3, 1, 2).astype(np.float32)",
-    ]
