@@ -99,6 +99,8 @@ def test_an_assigned_head_sets_the_configuration_and_counts():
     assert model.config.parameters == sum(parameter.numel() for parameter in model.parameters())
     model.reset_classifier(3)
     assert (model.config.classes, model.config.head_layers) == (3, "")
+    model.head = nn.Linear(WIDTH, 3, bias=False)
+    assert model.config.head_layers == "Linear(classes, bias=False)"
     again = vitrail.create("ViT-Pico/2", head_layers="Linear(32), GELU(), Linear(classes)", classes=7)
     assert again(torch.zeros(1, 1, 8, 8)).tolist() == [[0.0] * 7]  # only the last layer starts at zero
     assert again.head[0].weight.any()

@@ -193,7 +193,7 @@ class Model(TimmInterface, nn.Module, Generic[Config]):
         model is an error), or if it predicts the colours of pixels.
         """
         c, head = self.config, self.head
-        if type(head) is nn.Linear and not c.head_layers and c.classes == head.out_features:
+        if type(head) is nn.Linear and head.bias is not None and not c.head_layers and c.classes == head.out_features:
             return  # most heads: the one that the configuration describes
         if c.predicts == "pixels" or type(head) is EmbeddingHead:
             return
@@ -317,10 +317,6 @@ class Model(TimmInterface, nn.Module, Generic[Config]):
     def layout(self) -> Layout | None:
         """Layout of the tokens; None for families without attention between positions."""
         return None
-
-    def pool(self, output: Tensor) -> Tensor:
-        """Return the input of the head (B, D) from the normalised output of the last layer."""
-        return output
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
         """Compute logits from the output of any layer (B, T, D), as from the last one, if `reads_layers`."""

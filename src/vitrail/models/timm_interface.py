@@ -55,6 +55,11 @@ class TimmInterface:
         last = self.config.depth - 1
         return self.normalise_layer(self.record(images, (last,)).steps[f"blocks.{last}"])
 
+    def pool(self, output: Tensor) -> Tensor:
+        """Return the input of the head (B, D) from the output of `forward_features`. Families with tokens or feature
+        maps override it."""
+        return output
+
     def forward_head(self: "AnyModel", features: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits (B, K) from the output of `forward_features`; with `pre_logits`, the pooled features (B, D)."""
         pooled = self.pool(features)
