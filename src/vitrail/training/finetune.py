@@ -264,7 +264,7 @@ def fit_head(
 
     linear, scores = context.ranks.run_on_first(solve)
     with torch.no_grad():
-        for layer in model.output_layers():  # features are the mean of what two heads read
+        for layer in model.output_layers():  # two heads read two tokens, and the features are their mean
             layer.weight.copy_(torch.from_numpy(linear.weight.T))
             layer.bias.copy_(torch.from_numpy(linear.bias))
     return {**scores, "seconds": round(time.monotonic() - start, 2)}
