@@ -1,15 +1,18 @@
-"""Resuming killed runs: runs of older versions, and runs with a corrupt checkpoint."""
+"""Resuming runs: killed ones, those of older versions, with a corrupt checkpoint, and finished ones."""
 
 import json
+import shlex
 import shutil
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.numpy import load_file as numpy_file
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
+from tests.training.objectives.test_multilabel import write_toys
 from tests.training.test_loop import HALF_WAY, STATE, curve, make_trainer
 from tests.training.test_reliability import events
 from vitrail.core.errors import CorruptFileError, VitrailError
@@ -213,3 +216,90 @@ def test_optimiser_state_of_other_shapes_is_restored(tmp_path):
     second.optimisers[0].state[second.objective.model.head.bias]["calls"] = 7
     with RunLog(tmp_path, 20, writes=False) as log, pytest.raises(VitrailError, match="got calls of type int from Fac"):
         save_trainer(second, tmp_path / "checkpoints", STATE, log)
+
+
+# Training further
+
+
+def command_of(line):
+    """Return the arguments of the command that a message ends with, to train for one more epoch."""
+    words = shlex.split(line.partition("To train on: vitrail ")[2])
+    return ["1" if word == "N" else word for word in words]
+
+
+def draw_people(folder):
+    for name in ("Ann", "Ben", "Cid", "Dee"):
+        (folder / name).mkdir(parents=True)
+        for number in range(3):
+            Image.fromarray(np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)).save(
+                folder / name / f"{number}.png"
+            )
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        (["train", "digits"], "finetune new/bundle digits --epochs N --output NEW"),
+        (
+            ["train", "toys one/toys.csv", "--objective", "multilabel"],
+            "finetune new/bundle 'toys one/toys.csv' --epochs N --output NEW --set objective=multilabel",
+        ),
+        (["faces", "train", "people"], "faces train DATA --from new/bundle --epochs N --output NEW"),
+    ],
+    ids=["classify", "multilabel", "margin"],
+)
+def test_resumed_finished_run_names_a_command_that_trains_on(call, tmp_path, monkeypatch, start, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toys one").mkdir()
+    write_toys(tmp_path / "toys one", 20)
+    draw_people(tmp_path / "people")
+    arguments = [*start, "--model", "ViT-Pico/2", "--output", "new", "--steps", "2", "--batch", "8"]
+    assert call(*arguments).returncode == 0
+    before = (tmp_path / "new" / "bundle" / "model.safetensors").read_bytes()
+    done = call(*arguments, "--resume", "auto")
+    assert done.returncode == 0
+    (line,) = [line for line in done.stderr.splitlines() if "resuming" in line]
+    advice = f"To train on: vitrail {expected}"
+    assert line == f"resuming after step 2 of 2; there are no more steps to train. {advice}"
+    assert (tmp_path / "new" / "bundle" / "model.safetensors").read_bytes() == before
+    done = call(*["people" if word == "DATA" else word for word in command_of(line)])
+    assert done.returncode == 0, done.stderr
+    provenance = json.loads((tmp_path / "NEW" / "bundle" / "provenance.json").read_text())
+    assert provenance["finetuned_from"]["bundle"] == "new/bundle"
+    assert provenance["steps"] > 0
+
+
+@pytest.mark.parametrize(
+    ("length", "difference"), [(("--epochs", "9"), "epochs 9"), (("--minutes", "3"), "minutes 3.0")]
+)
+def test_longer_resume_names_the_command_that_trains_on(call, run, length, difference):
+    started = [word for word in COMMAND if word not in ("--epochs", "6")]
+    done = call(*started, *length, "--output", run, "--resume", "auto")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"vitrail: Resumed run must have the length that it started with, got {difference} after epochs 6. To train on"
+        f" after its end: vitrail finetune {run}/bundle digits --epochs N --output NEW\n",
+    )
+    assert not (run / "bundle").exists()
+
+
+def test_resume_with_other_length_and_setting_names_both(call, run):
+    changed = ["9" if word == "6" else "batch=64" if word == "batch=128" else word for word in COMMAND]
+    done = call(*changed, "--output", run, "--resume", "auto")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "vitrail: Resumed run must have the recipe that it started with, got batch 64 after 128; epochs 9 after 6."
+        " Choose another output folder to start a new run.\n",
+    )
+
+
+def test_run_without_classes_is_trained_longer_in_a_new_run(call, tmp_path):
+    arguments = ["train", "digits", "--model", "ViT-Pico/2", "--objective", "masked", "--steps", "1", "--batch", "8"]
+    arguments += ["--output", tmp_path / "run"]
+    assert call(*arguments).returncode == 0
+    done = call(*arguments, "--resume", "auto")
+    assert done.returncode == 0
+    assert (
+        "resuming after step 1 of 1; there are no more steps to train. To train longer, start a new run with more"
+        " --epochs or --steps in another output folder.\n"
+    ) in done.stderr

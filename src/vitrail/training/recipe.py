@@ -177,7 +177,7 @@ class Recipe(Settings):
 
     def check_length(self) -> None:
         """Raise UsageError unless the recipe has exactly one length."""
-        lengths = {name: getattr(self, name) for name in _LENGTHS if getattr(self, name) is not None}
+        lengths = {name: getattr(self, name) for name in LENGTHS if getattr(self, name) is not None}
         if len(lengths) != 1:
             text = " and ".join(f"{name}={value}" for name, value in lengths.items())
             raise UsageError(f"Recipe must have one of epochs, steps and minutes, got {text or 'none'}.")
@@ -250,8 +250,8 @@ def change_recipe(recipe: Recipe, changes: Iterable[str | tuple[str, Any]]) -> R
             keys = setting_keys()
             keys |= {other_name: keys[own_name] for other_name, own_name in suggest_our_name(name, keys).items()}
             raise UsageError(f"Setting must be a key of a recipe, got {key!r}.{did_you_mean(name, (), keys)}")
-        if not table and name in _LENGTHS:  # a new length replaces the others
-            fields |= dict.fromkeys(_LENGTHS) | ({} if "least_images" in changed else {"least_images": 0})
+        if not table and name in LENGTHS:  # a new length replaces the others
+            fields |= dict.fromkeys(LENGTHS) | ({} if "least_images" in changed else {"least_images": 0})
         settings[name] = value
     if "learning_rate" in changed and "rate_by_residual" not in changed:
         fields["rate_by_residual"] = False
@@ -285,7 +285,8 @@ def adjust_recipe(
     return change_recipe(recipe, [*changes, *flags.items()]).with_length(**lengths)
 
 
-_LENGTHS = ("epochs", "steps", "minutes")
+LENGTHS = ("epochs", "steps", "minutes")
+"""Settings of a recipe that state the length of a run. Exactly one of them is set."""
 
 
 def setting_keys() -> dict[str, str]:

@@ -39,7 +39,7 @@ from vitrail.training.options import Options
 from vitrail.training.precision import describe_bfloat16_speed
 from vitrail.training.ranks import Ranks, join_ranks
 from vitrail.training.recipe import OBJECTIVES, Recipe, write_toml
-from vitrail.training.resume import resume
+from vitrail.training.resume import describe_resumption, resume
 from vitrail.training.run_folder import RunFolder
 from vitrail.training.run_log import RunLog
 from vitrail.training.run_state import StopReason
@@ -190,7 +190,8 @@ def run(
         config = _format_config(dataset, starting_point, recipe, options, command)
         is_new = ranks.run_on_first(lambda: folder.claim(config, stack, tell))
         fixed_settings = _fixed_settings(starting_point, dataset, recipe, options)
-        checkpoint, notes = (None, []) if is_new else resume(trainer, folder.path, fixed_settings)
+        data_name = str(data) if isinstance(data, str | Path) else "DATA"
+        checkpoint, notes = (None, []) if is_new else resume(trainer, folder.path, fixed_settings, data_name)
         changes = []
         if checkpoint is not None:
             starting_point = dataclasses.replace(starting_point, origin=checkpoint.state["origin"])
@@ -213,7 +214,7 @@ def run(
                 log.say(f"note: {note}")
             if checkpoint is not None:
                 log.write("resume", step=trainer.step, exact=not changes)
-                log.say(_describe_resumption(trainer))
+                log.say(describe_resumption(trainer, folder.path, data_name))
             else:
                 _log_start(log, starting_point, dataset, training, held_out, trainer)
             log.step(trainer.step)
@@ -386,14 +387,6 @@ def _make_result(folder: Path, trainer: Trainer, bundle: Bundle, judgement: Judg
         history=read_events(folder / "metrics.jsonl") if is_first else [],
         is_first=is_first,
     )
-
-
-def _describe_resumption(trainer: Trainer) -> str:
-    """Describe from which step a resumed run continues."""
-    progress = f"after step {trainer.step} of {trainer.total}"
-    if trainer.stopped is None:
-        return f"resuming {progress}"
-    return f"stopped by {trainer.stopped} {progress}; there are no more steps to train"
 
 
 def _resolve_layer_decay(model: AnyModel, recipe: Recipe) -> tuple[Recipe, list[str]]:

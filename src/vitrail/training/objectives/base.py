@@ -58,6 +58,9 @@ class Objective(nn.Module):
     """Metric of `evaluate`, between 0 and 1, that is shown during training."""
     watched_name: ClassVar[str] = "accuracy"
     """Name of the metric `watched` in messages."""
+    next_command: ClassVar[str] = ""
+    """Command that trains the bundle of a finished run further. `{bundle}` and `{data}` are replaced by paths. Empty if
+    there is no such command."""
     head: ClassVar[tuple[str, ...]] = ("model.head",)
     """Name prefixes of the parameters that are trained with the setting `freeze` of the recipe."""
     illustrated: ClassVar[int] = 0

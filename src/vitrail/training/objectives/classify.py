@@ -14,6 +14,7 @@ class Classify(Objective):
     """Classification with softmax or sigmoid cross-entropy."""
 
     classifies = True
+    next_command = "vitrail finetune {bundle} {data} --epochs N --output NEW"
 
     def __init__(self, model: AnyModel, task: Task) -> None:
         super().__init__(model, task)

@@ -34,6 +34,7 @@ class Margin(Objective):
     """
 
     output = "features"
+    next_command = "vitrail faces train {data} --from {bundle} --epochs N --output NEW"
     watched, watched_name = "verified", "1 - equal error rate"
     korean: ClassVar = {"1 - equal error rate": "1 - 동일 오류율"}
     head = ("model.head.", "weight")

@@ -25,6 +25,7 @@ class Multilabel(Classify):
     """Multi-label classification with sigmoid cross-entropy for each label."""
 
     is_multilabel = True
+    next_command = f"{Classify.next_command} --set objective=multilabel"
     watched, watched_name = "map", "mAP"
 
     def _loss(self, logits_BK: Tensor, labels_B: Tensor, smoothing: float) -> Tensor:
