@@ -16,6 +16,8 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, TextIO
 
+from vitrail.core.language import localise
+
 _MAX_LINE = 1000  # characters
 _METER_DELAY, _METER_INTERVAL = 1.0, 0.2  # seconds before a `Meter` appears, and between its updates
 _MAX_MARKS = 4  # combining marks on one character; no script needs more
@@ -135,15 +137,15 @@ class Meter:
         if (now := time.monotonic()) < self._next_update and (done < self._total or not self._width):
             return
         self._next_update = now + _METER_INTERVAL
-        parts = [f"{done:,} of {self._total:,} {self._noun}"]
+        parts = [localise(f"{done:,} of {self._total:,} {self._noun}")]
         if done and now > self._start_time:
             rate = done / (now - self._start_time)
-            parts.append(f"{format_duration((self._total - done) / rate)} left")
-            parts.append(f"{rate:,.{0 if rate >= 10 else 1}f} {self._noun}/s")
+            parts.append(localise(f"{format_duration((self._total - done) / rate)} left"))
+            parts.append(localise(f"{rate:,.{0 if rate >= 10 else 1}f} {self._noun}/s"))
         if self._notebook is not None:
             text = ", ".join(parts)
             self._notebook.show(text, done / self._total)
-            self._width = len(text)
+            self._width = display_width(text)
         elif done >= self._total:
             self.clear()
         else:
@@ -157,11 +159,14 @@ class Meter:
 
     def _draw(self, parts: list[str]) -> None:
         columns = _terminal_width(sys.stderr) - 1  # some terminals start a new line after the last column
-        while len(parts) > 1 and len(", ".join(parts)) > columns:
+        while len(parts) > 1 and display_width(", ".join(parts)) > columns:
             parts = parts[:-1]
-        text = ", ".join(parts)[:columns]
-        self._write("\r" + text.ljust(self._width))
-        self._width = len(text)
+        text = ", ".join(parts)
+        while display_width(text) > columns:
+            text = text[:-1]
+        width = display_width(text)
+        self._write("\r" + text + " " * (self._width - width))
+        self._width = width
 
     def _write(self, text: str) -> None:
         messages = MessageStream(sys.stderr)
@@ -178,9 +183,12 @@ def _terminal_width(terminal: TextIO) -> int:
 
 
 def say(line: str) -> None:
-    """Print a message to stderr; in a notebook to stdout, because notebooks show stderr as an error."""
+    """Print a message to stderr; in a notebook to stdout, because notebooks show stderr as an error.
+
+    The command line prints it in the language of the user.
+    """
     messages = MessageStream(sys.stdout if in_notebook() else sys.stderr)
-    messages.write(escape_unprintable(line) + "\n")
+    messages.write(escape_unprintable(localise(line)) + "\n")
     messages.flush()
 
 
@@ -198,7 +206,8 @@ def format_duration(seconds: float) -> str:
 def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppable: Sequence[str] = ()) -> None:
     """Print rows of text to stdout, wrapped to the width of a terminal (not in a pipe).
 
-    In a narrow terminal, `droppable` columns are left out, in their order, until the table fits.
+    In a narrow terminal, `droppable` columns are left out, in their order, until the table fits. The command line
+    translates headers.
     """
     from rich.console import Console
     from rich.table import Column, Table
@@ -209,7 +218,7 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppab
     names = headers or [""] * max(map(len, rows), default=0)
     for dropped_count in range(len(droppable) + 1):
         indices = [index for index, name in enumerate(names) if name not in droppable[:dropped_count]]
-        columns = [Column(names[index], overflow="fold") for index in indices]
+        columns = [Column(localise(names[index], "headings"), overflow="fold") for index in indices]
         table = Table(*columns, box=None, pad_edge=False, show_header=headers is not None)
         for row in rows:
             table.add_row(*(Text(escape_unprintable(row[index])) for index in indices))  # not markup
@@ -218,6 +227,11 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppab
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write(captured.get())
+
+
+def print_facts(rows: list[list[str]]) -> None:
+    """Print rows of a name and a value to stdout; the command line translates both."""
+    print_table(None, [[localise(name, "headings"), localise(value, "cells")] for name, value in rows])
 
 
 def display_width(text: str) -> int:
