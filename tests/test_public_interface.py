@@ -1,4 +1,4 @@
-"""The Python surface: heads, features, names, types and docstrings, as users of other libraries expect them."""
+"""The Python interface: heads, features, names, types and docstrings, as users of other libraries expect them."""
 
 import dataclasses
 import doctest
@@ -69,7 +69,7 @@ def test_reset_classifier_gives_a_zero_head_in_place(name):
     assert model.config.classes == 3
 
 
-def test_reset_classifier_drops_what_only_pre_training_needs(tmp_path):
+def test_reset_classifier_drops_the_hidden_layer_of_pre_training(tmp_path):
     vit = redraw(create("ViT-Nano/7", representation="tanh"))
     images = random_images(vit.config)
     features = vit.features(images)
@@ -90,7 +90,7 @@ def test_reset_classifier_drops_what_only_pre_training_needs(tmp_path):
     assert painter(random_images(painter.config)).shape == (2, 5)
 
 
-def test_an_assigned_head_is_counted_only_if_it_fits():
+def test_assigned_head_changes_the_number_of_classes_only_if_it_fits():
     model = create("ViT-Nano/7")
     for head, classes in (
         (torch.nn.Linear(64, 3), 3),
@@ -120,7 +120,7 @@ def vit_and_timms():
     return model.eval(), peer.eval(), torch.randn(2, 3, 64, 64)
 
 
-def test_features_and_tokens_of_a_vit_are_timms(vit_and_timms):
+def test_vit_features_and_tokens_equal_timm(vit_and_timms):
     model, peer, images = vit_and_timms
     close = {"rtol": 0, "atol": 1e-5}
     theirs = peer.forward_features(images)
@@ -141,8 +141,8 @@ def test_features_and_tokens_of_a_vit_are_timms(vit_and_timms):
     assert not torch.equal(last, first)
 
 
-def test_features_and_tokens_of_deit_are_timms(shared):
-    """Of published weights: within 1e-5 of the largest value, and far closer in double precision."""
+def test_deit_features_and_tokens_equal_timm(shared):
+    """With published weights: within 1e-5 of the largest value, and far closer in double precision."""
     timm, name = import_peer("timm"), "deit_tiny_patch16_224"
     weights = load_file(shared / "deit-ti16" / "model.safetensors")
     models = create(name).eval(), timm.create_model(name).eval()
@@ -162,7 +162,7 @@ def test_features_and_tokens_of_deit_are_timms(shared):
                 assert (features - expected).abs().max() <= tolerance * expected.abs().max()
 
 
-def test_gradients_of_features_are_timms(vit_and_timms):
+def test_gradients_of_features_equal_timm(vit_and_timms):
     model, peer, images = vit_and_timms
     weights = torch.randn(2, 192)
     gradients = []
@@ -175,7 +175,7 @@ def test_gradients_of_features_are_timms(vit_and_timms):
 
 
 @pytest.mark.parametrize("name", ["R+ViT-Ti/16", "Mixer-S/32", pytest.param("BiT-R50x1", marks=slow)])
-def test_features_of_other_families_are_timms(name):
+def test_features_of_other_families_equal_timm(name):
     import_peer("timm")
     model = create(name, classes=3).eval()
     model.head = torch.nn.Linear(model.head_width, 3)
@@ -191,7 +191,7 @@ def test_features_of_other_families_are_timms(name):
 
 
 @pytest.mark.parametrize("name", WITH_PLACES)
-def test_maps_and_tokens_are_the_same_places_and_have_gradients(name):
+def test_feature_maps_and_tokens_agree_and_have_gradients(name):
     model = redraw(create(name)).eval()
     images = random_images(model.config).requires_grad_()
     tokens, maps = (run(images, layers=None) for run in (model.layer_tokens, model.feature_maps))
@@ -207,7 +207,7 @@ def test_maps_and_tokens_are_the_same_places_and_have_gradients(name):
     assert first.grad.abs().max() > 0
 
 
-def test_an_lstm_puts_its_tokens_where_they_were_read():
+def test_lstm_tokens_are_at_their_positions_in_the_image():
     model = redraw(create("LSTM-Nano/7", order="snake", depth=1)).eval()
     images = torch.zeros(1, 1, 28, 28)
     changed = images.clone()
@@ -237,7 +237,7 @@ def test_features_follow_the_mode_and_looking_does_not_change_the_model():
     assert model.norm.training
 
 
-def test_what_has_no_places_or_no_such_layer_is_refused():
+def test_feature_maps_without_positions_or_layer_are_rejected():
     mlp, vit = create("MLP-Nano"), create("ViT-Nano/7", token_drop=0.5)
     images = torch.zeros(1, 1, 28, 28)
     for run in (mlp.layer_tokens, mlp.feature_maps):
@@ -287,7 +287,7 @@ LONG = re.compile("large|huge|gi|384|101|152|x3|base_r|deit")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=slow) if LONG.search(name) else name for name in TIMM])
-def test_timms_names_are_of_timms_models(name):
+def test_timm_names_refer_to_models_of_equal_size(name):
     timm = import_peer("timm")
     with torch.device("meta"):
         theirs = timm.create_model(name, num_classes=1000)
@@ -303,7 +303,7 @@ def test_timms_names_are_of_timms_models(name):
         assert find(name).tokens == theirs.pos_embed.shape[1]
 
 
-def test_commands_say_once_what_timms_name_means(call, tmp_path, monkeypatch):
+def test_commands_print_one_note_about_a_timm_name(call, tmp_path, monkeypatch):
     note = "note: vit_base_patch16_384 is timm's name for ViT-B/16 at 384 px; timm's weights are not loaded\n"
     done = call("info", "vit_base_patch16_384", "--json")
     assert (done.returncode, done.stderr) == (0, note)
@@ -329,7 +329,7 @@ def test_keywords_of_other_libraries_get_a_suggestion(theirs, ours):
         create("ViT-B/16", **{theirs: 3})
 
 
-def test_keywords_that_a_family_has_not_are_not_suggested_to_it():
+def test_suggested_keywords_exist_in_the_family():
     with pytest.raises(UsageError, match="got 'global_pool'") as caught:
         create("MLP-Nano", global_pool="avg")
     assert "'pool'" not in str(caught.value)
@@ -343,7 +343,7 @@ def test_keywords_that_a_family_has_not_are_not_suggested_to_it():
 
 
 def members(hint):
-    """The types that a hint allows, a `Literal` as its words."""
+    """Return the types that a hint allows, with the values of a `Literal`."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return set().union(*map(members, typing.get_args(hint)))
     return set(typing.get_args(hint)) if typing.get_origin(hint) is Literal else {hint}
@@ -372,7 +372,7 @@ def test_the_keywords_of_create_are_the_settings_of_the_families():
     assert str(parameters["classes"]) == "classes: int = as named"
 
 
-def test_ty_tells_right_calls_from_wrong_ones():
+def test_type_checker_accepts_valid_calls_only():
     ty = Path(sys.executable).with_name("ty")
     if not ty.exists():
         pytest.skip("needs ty")
@@ -387,7 +387,7 @@ def test_ty_tells_right_calls_from_wrong_ones():
 # Names and their documentation
 
 
-def test_the_public_names_are_few_and_no_modules():
+def test_public_names_are_few_and_not_modules():
     assert vitrail.__all__ == sorted(vitrail.__all__)
     assert len(vitrail.__all__) < 25
     for name in vitrail.__all__:
@@ -402,14 +402,14 @@ def test_the_reference_lists_the_public_names(page):
 
 
 @pytest.mark.parametrize("page", ["docs/api.md", "docs/api.ko.md"])
-def test_the_reference_says_where_the_classes_of_results_are(page):
+def test_the_reference_states_the_modules_of_result_classes(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     for kind in (Result, Evaluation, Prediction, Activations, Step):
         assert f"`{kind.__module__}.{kind.__name__}`" in text
 
 
 @pytest.mark.parametrize("settings", [{"dropout": 0.3}, {"drop_path": 0.5}])
-def test_in_training_the_tokens_are_those_that_the_head_read(settings):
+def test_training_mode_tokens_are_the_input_of_the_head(settings):
     model = vitrail.create("ViT-Nano/7", pool="cls", **settings).train()
     seen = model.record(torch.randn(8, 1, 28, 28), [-1])
     assert torch.equal(model.norm(seen.steps["blocks.3"][:, 0]), seen.steps["pooled"])
@@ -424,7 +424,7 @@ DOCUMENTED = {
 
 
 def draw_people(folder, names, images=3):
-    """A folder of images for each name."""
+    """Write a folder of images for each name."""
     rng = np.random.default_rng(len(names))
     for name in names:
         (folder / name).mkdir(parents=True)
@@ -450,8 +450,8 @@ def test_every_public_name_has_an_example_that_runs(name, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_training_loop_of_ones_own(shared, tmp_path):
-    """The forty lines of docs/python.md, on real weights and photos."""
+def test_custom_training_loop_runs(shared, tmp_path):
+    """The training loop of docs/python.md, on real weights and photos."""
     (script,) = [block.text for block in blocks(ROOT / "docs" / "python.md") if block.reason]
     assert len([line for line in script.splitlines() if line.strip()]) <= 40
     for name in ("deit-ti16", "hymenoptera"):

@@ -1,4 +1,4 @@
-"""vitrail.sklearn: scikit-learn's own checks, its tools around ours, and the three forms of images."""
+"""vitrail.sklearn: scikit-learn's own checks, its pipelines and searches, and the three forms of images."""
 
 import pickle
 import subprocess
@@ -42,7 +42,7 @@ def bundle(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """Twelve digits of each class as pixels, as files and as rows of numbers, and their names."""
+    """Return twelve digits of each class as pixels, files and rows of numbers, and the names of their classes."""
     folder = tmp_path_factory.mktemp("a,b")  # a comma for the CSV
     split = open_data("digits").splits["train"]
     split = split.select(sample_shots(split.labels, 12, seed=0))
@@ -75,7 +75,7 @@ def test_a_trained_model_passes_scikit_learns_checks():
     check_estimator(trained, expected_failed_checks=short | ROUNDING, on_skip=None)
 
 
-def test_parameters_stay_as_they_were_given(bundle):
+def test_fit_does_not_change_parameters(bundle):
     classifier = ViTClassifier(bundle, layer=-1, penalty=3, settings=["batch=64"])
     assert classifier.get_params() == {
         "bundle": bundle,
@@ -92,7 +92,7 @@ def test_parameters_stay_as_they_were_given(bundle):
     assert clone(classifier).get_params() == classifier.get_params()
 
 
-def test_the_probe_is_the_one_of_evaluate(bundle, tmp_path):
+def test_classifier_equals_the_probe_of_evaluate(bundle, tmp_path):
     splits = open_data("digits").splits
     sample = splits["train"].select(sample_shots(splits["train"].labels, 20, seed=0))
     np.savez(
@@ -122,7 +122,7 @@ def test_pixels_files_and_rows_are_the_same_images(bundle, digits):
     assert classifier.score(pixels, names) > 0.9
 
 
-def test_rows_that_are_no_square_and_other_channels():
+def test_rows_of_any_length_and_rgb_pixels_are_accepted():
     rows = np.random.default_rng(0).normal(size=(6, 13))
     features = ViTFeatures(make_bundle(resolution=4, channels=3)).fit(rows)
     drawn = features._as_pixels(rows, fitting=False)
@@ -133,7 +133,7 @@ def test_rows_that_are_no_square_and_other_channels():
     assert features.transform(rows).shape == (6, 48)
 
 
-def test_scikit_learns_tools_work_on_ours(bundle, digits):
+def test_pipelines_and_grid_search_accept_the_estimators(bundle, digits):
     pixels, paths, rows, names = digits
     pipeline = make_pipeline(ViTFeatures(bundle), LogisticRegression(max_iter=1000))
     assert cross_val_score(pipeline, paths, names, cv=2).mean() > 0.4
@@ -190,7 +190,7 @@ def test_wrong_use_is_one_line(bundle, digits):
         ViTClassifier(bundle).fit(["nosuch.png"] * 4, [0, 1, 0, 1])
 
 
-def test_without_scikit_learn_one_line_says_what_to_do():
+def test_missing_scikit_learn_gives_one_line():
     script = (
         "import sys\nsys.modules['sklearn'] = None\nimport vitrail.cli\n"
         "try:\n    import vitrail.sklearn\nexcept ImportError as error:\n    print(type(error).__name__, error)\n"

@@ -62,7 +62,7 @@ class _ImageEstimator(BaseEstimator):
     def _as_pixels(self, X: Any, *, fitting: bool) -> np.ndarray:
         if getattr(X, "ndim", None) in (3, 4):
             if X.dtype != np.uint8 or 0 in X.shape:
-                raise UsageError(f"Pixels must be a uint8 array that is not empty, got {X.dtype} of shape {X.shape}.")
+                raise UsageError(f"Pixels must be uint8 and not empty, got {X.dtype} of shape {X.shape}.")
             return np.asarray(X) if X.ndim == 4 else np.asarray(X)[..., None]
         rows = validate_data(self, X, reset=fitting, dtype=np.float64, ensure_min_samples=2 if fitting else 1)
         if fitting:

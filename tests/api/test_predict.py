@@ -1,4 +1,4 @@
-"""`vitrail predict`: engines, the files that are kept for them, and every way to name images."""
+"""`vitrail predict`: engines and their files, devices, and all forms of the image arguments."""
 
 import io
 import json
@@ -37,19 +37,19 @@ from vitrail.models.convolutions import bake_
 
 
 def ready(path):
-    """The folder of a bundle's ONNX file in float32."""
+    """Return the folder of a bundle's ONNX file in float32, which is built if missing."""
     return OnnxEngine.prepare(path, "float32")
 
 
 @pytest.fixture(scope="module")
 def proved(tmp_path_factory):
-    """The user's proof of the ONNX folder of `bundle`."""
+    """Return the path of the user's own verification of the ONNX folder of `bundle`."""
     return tmp_path_factory.mktemp("proofs") / "proved"
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory, proved):
-    """A bundle with its ONNX folder beside it, made once for all of these tests."""
+    """Return a bundle with its ONNX folder, built once for all tests of this module."""
     folder = tmp_path_factory.mktemp("bundles") / "pico"
     shutil.copytree(FIXTURE, folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -60,7 +60,7 @@ def bundle(tmp_path_factory, proved):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """Twelve images in two folders; one of them is none."""
+    """Return a folder of twelve images in two folders; one file is not an image."""
     folder = tmp_path_factory.mktemp("pictures")
     (folder / "more").mkdir()
     for index in range(12):
@@ -73,7 +73,7 @@ def images(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, bundle, proved, monkeypatch):
-    """No test writes to the user's own cache."""
+    """Use a cache folder of the tests in place of the user's."""
     monkeypatch.setenv("VITRAIL_HOME", str(tmp_path / "home"))
     shutil.copytree(proved, tmp_path / "home" / "proved")
     return tmp_path / "home"
@@ -81,7 +81,7 @@ def home(tmp_path, bundle, proved, monkeypatch):
 
 @pytest.fixture
 def copied(bundle, tmp_path):
-    """The bundle and its ONNX folder, to be spoiled."""
+    """Return a copy of the bundle and its ONNX folder, which tests may change."""
     for name in ("pico", "pico.onnx"):
         shutil.copytree(bundle.with_name(name), tmp_path / name)
     return tmp_path / "pico"
@@ -89,7 +89,7 @@ def copied(bundle, tmp_path):
 
 @pytest.fixture
 def exports(bundle, monkeypatch):
-    """Count what is made, and make it by copying: an export takes seconds."""
+    """Record the ONNX folders that are built, and copy them instead, because an export takes seconds."""
     targets = []
 
     def copy(path, target, engine, precision, earlier):
@@ -105,7 +105,7 @@ def exports(bundle, monkeypatch):
 
 
 def predict(capsys, *words):
-    """Exit code, parsed lines of stdout, and stderr."""
+    """Run `vitrail predict --json`; return its exit code, the parsed lines of stdout, and stderr."""
     code = 0
     try:
         main(["predict", *map(str, words), "--json"])
@@ -130,7 +130,7 @@ def assert_alike(ours, theirs, tolerance=1e-5):
 # Engines
 
 
-def test_once_the_onnx_file_is_there_torch_is_not_imported(copied, images):
+def test_predict_with_existing_onnx_file_does_not_import_torch(copied, images):
     speeds = {
         EngineChoice(name, "float32"): Speed(0.1, start, 0, 0)
         for name, start in (("torch", 3), ("onnx", 0.3), ("openvino", 2))
@@ -155,7 +155,7 @@ def test_once_the_onnx_file_is_there_torch_is_not_imported(copied, images):
     assert {entry["label"] for entry in rows[0]["predictions"]} == {"cat", "dog", "새"}
 
 
-def test_both_engines_give_equal_answers_and_features(bundle, images):
+def test_torch_and_onnx_give_equal_predictions_and_features(bundle, images):
     files = [str(path) for path in sorted(images.rglob("*.png"))]
     streams = [
         list(vitrail.Classifier(bundle, engine=engine, threads=2).stream(files, features=True))
@@ -169,7 +169,7 @@ def test_both_engines_give_equal_answers_and_features(bundle, images):
     assert features[0].std(0).max() > 1e-2
 
 
-def test_answers_are_in_order_and_the_same_for_any_threads_and_batch(bundle, images):
+def test_predictions_do_not_depend_on_threads_and_batch_size(bundle, images):
     files = [str(path) for path in sorted(images.rglob("*.png")) if path.name != "07.png"]
     expected = vitrail.Classifier(bundle).predict(files)
     for engine in ("torch", "onnx"):
@@ -180,7 +180,7 @@ def test_answers_are_in_order_and_the_same_for_any_threads_and_batch(bundle, ima
         assert_alike(vitrail.Classifier(bundle, engine=engine, threads=1).predict(files), expected)
 
 
-def test_streaming_leaves_torchs_threads_as_they_were(bundle, images):
+def test_streaming_restores_torch_threads(bundle, images):
     torch.set_num_threads(2)
     rows = vitrail.Classifier(bundle, threads=1).stream([str(images / "01.png")] * 40)
     assert len(list(islice(rows, 3))) == 3
@@ -188,7 +188,7 @@ def test_streaming_leaves_torchs_threads_as_they_were(bundle, images):
     assert torch.get_num_threads() == 2
 
 
-def test_the_graph_and_what_it_says_of_itself(bundle):
+def test_onnx_graph_contains_the_metadata_of_the_bundle(bundle):
     session = import_engine_package("onnxruntime", "onnx").InferenceSession(bundle.with_name("pico.onnx") / MODEL)
     shapes = {port.name: port.shape for port in (*session.get_inputs(), *session.get_outputs())}
     assert shapes == {"pixel_values": ["batch", 1, 8, 8], "logits": ["batch", 3], "features": ["batch", 16]}
@@ -204,7 +204,7 @@ def test_the_graph_and_what_it_says_of_itself(bundle):
     assert metadata["bundle"] == proof["bundle"]
 
 
-def test_an_engine_that_answers_otherwise_is_refused():
+def test_engine_with_different_outputs_is_rejected():
     rng = np.random.default_rng(0)
     torchs = EngineOutputs(rng.normal(size=(40, 3)), rng.normal(size=(40, 16)))
     proof = compare_outputs(EngineOutputs(torchs.logits + 1e-6, torchs.features - 1e-5), torchs, SINGLE_LABEL)
@@ -225,7 +225,7 @@ def test_an_engine_that_answers_otherwise_is_refused():
         compare_outputs(EngineOutputs(rng.normal(size=(40, 3)), torchs.features), torchs, SINGLE_LABEL, "int8")
 
 
-def test_answers_with_several_labels_are_compared_as_such():
+def test_multilabel_outputs_are_compared_by_their_thresholds():
     features, answer = np.zeros((2, 1)), MultiLabel(thresholds=(0.5, 0.5))
     torchs = EngineOutputs(np.array([[3.0, -1e-6], [2.0, 1.0]]), features)
     outputs = EngineOutputs(np.array([[3.0, 1e-6], [2.0, 1.0]]), features)
@@ -235,7 +235,7 @@ def test_answers_with_several_labels_are_compared_as_such():
         compare_outputs(outputs, torchs, answer)
 
 
-def test_sample_images_fit_any_eye():
+def test_sample_images_fit_any_preprocessing():
     for channels in (1, 3, 13):
         eye = GREY_8.replace(mean=(0.5,) * channels, std=(0.5,) * channels, resolution=(12, 20))
         pixels = crop_embedded_images(eye, 40)
@@ -243,7 +243,7 @@ def test_sample_images_fit_any_eye():
         assert pixels.std(axis=(1, 2)).min() > 10
 
 
-def test_standardised_kernels_can_be_baked():
+def test_standardised_kernels_can_be_precomputed():
     model = redraw(vitrail.create("BiT-R50x1", base=32, layers=(1, 1), resolution=32, classes=5))
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
@@ -282,7 +282,7 @@ def test_every_family_has_an_onnx_engine(name, tmp_path):
     ],
     ids=str,
 )
-def test_every_kind_of_vit_has_an_onnx_engine(changes, tmp_path):
+def test_every_vit_variant_has_an_onnx_engine(changes, tmp_path):
     model = tiny(**changes)
     half = (0.5,) * model.config.channels
     vitrail.save(vitrail.Bundle(model=model, preprocess=GREY_8.replace(mean=half, std=half)), tmp_path / "one")
@@ -291,7 +291,7 @@ def test_every_kind_of_vit_has_an_onnx_engine(changes, tmp_path):
 
 
 @pytest.mark.slow
-def test_deit_answers_photos_alike(shared, tmp_path):
+def test_deit_gives_equal_predictions_in_torch_and_onnx(shared, tmp_path):
     from safetensors.torch import load_file
 
     model = vitrail.create("ViT-Ti/16")
@@ -317,7 +317,7 @@ def flip(path):
 
 
 def forge_proof(folder, change, without="nothing"):
-    """Change a proof, remove a file, and make the manifest agree."""
+    """Change a proof or remove a file, and update the manifest."""
     proof = json.loads((folder / model_files.PROOF).read_text())
     (folder / model_files.PROOF).write_text(json.dumps(proof | change))
     (folder / without).unlink(missing_ok=True)
@@ -350,7 +350,7 @@ def forge_proof(folder, change, without="nothing"):
         "proof of a number",
     ],
 )
-def test_a_damaged_onnx_folder_is_noticed_and_made_anew(copied, exports, spoil, capsys):
+def test_corrupt_onnx_folder_is_rebuilt(copied, exports, spoil, capsys):
     beside = copied.with_name("pico.onnx")
     assert ready(copied) == beside
     assert not exports
@@ -362,20 +362,20 @@ def test_a_damaged_onnx_folder_is_noticed_and_made_anew(copied, exports, spoil, 
     assert exports == [beside]
 
 
-def test_a_bundle_that_changed_gets_another_onnx_file(copied, exports, capsys):
+def test_changed_bundle_gets_a_new_onnx_file(copied, exports, capsys):
     vitrail.save(make(), copied, force=True)
     ready(copied)
     assert exports == [copied.with_name("pico.onnx")]
     assert "belongs to another version of the bundle and is built again" in capsys.readouterr().err
 
 
-def test_an_older_vitrails_onnx_file_is_made_anew(copied, exports, monkeypatch):
+def test_onnx_file_of_an_older_format_is_rebuilt(copied, exports, monkeypatch):
     monkeypatch.setattr(model_files, "FORMAT", model_files.FORMAT + 1)
     ready(copied)
     assert len(exports) == 1
 
 
-def test_what_is_not_ours_beside_the_bundle_stays(copied, exports, home):
+def test_foreign_folder_next_to_the_bundle_is_not_replaced(copied, exports, home):
     beside = copied.with_name("pico.onnx")
     shutil.rmtree(beside)
     beside.write_bytes(b"my own export")
@@ -383,7 +383,7 @@ def test_what_is_not_ours_beside_the_bundle_stays(copied, exports, home):
     assert beside.read_bytes() == b"my own export"
 
 
-def test_where_nothing_can_be_written_beside_the_bundle_the_users_cache_has_it(copied, exports, home, monkeypatch):
+def test_onnx_file_of_a_read_only_bundle_goes_to_the_user_cache(copied, exports, home, monkeypatch):
     shutil.rmtree(copied.with_name("pico.onnx"))
     can = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != copied.parent and can(path, mode))
@@ -399,7 +399,7 @@ def test_where_nothing_can_be_written_beside_the_bundle_the_users_cache_has_it(c
     assert user_folder() == Path.home() / ".cache" / "vitrail"
 
 
-def test_where_nothing_can_be_written_the_variable_is_named(copied, exports, home, monkeypatch, capsys, images):
+def test_error_without_a_writable_folder_names_the_variable(copied, exports, home, monkeypatch, capsys, images):
     shutil.rmtree(copied.with_name("pico.onnx"))
     can = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: can(path, mode) and not mode & os.W_OK)
@@ -413,7 +413,7 @@ def test_where_nothing_can_be_written_the_variable_is_named(copied, exports, hom
     assert messages.count("\n") == 1
 
 
-def test_the_bundle_itself_never_changes(bundle):
+def test_predict_does_not_change_the_bundle(bundle):
     assert {path.name: path.read_bytes() for path in bundle.iterdir()} == {
         path.name: path.read_bytes() for path in FIXTURE.iterdir()
     }
@@ -428,7 +428,7 @@ def test_a_missing_extra_is_one_line(bundle, images, monkeypatch, capsys):
     assert messages.count("\n") == 1
 
 
-def test_what_cannot_be_exported_is_one_line(monkeypatch, tmp_path):
+def test_failed_export_gives_one_line(monkeypatch, tmp_path):
     vitrail.save(make(), tmp_path / "one")
 
     def fail(*_, **__):
@@ -440,7 +440,7 @@ def test_what_cannot_be_exported_is_one_line(monkeypatch, tmp_path):
     assert not (tmp_path / "one.onnx").exists()
 
 
-def test_batches_are_small_for_large_models_and_threads_are_asked_for(monkeypatch):
+def test_batch_size_depends_on_the_model_and_threads_on_the_environment(monkeypatch):
     sizes = [batch_for(vitrail.models.zoo.find(name)) for name in ("ViT-Pico/2", "ViT-Ti/16", "ViT-B/16")]
     assert sizes == [32, 4, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -464,7 +464,7 @@ def test_files_folders_patterns_and_stdin(bundle, images, monkeypatch, capsys):
     assert [len(row.get("predictions", ())) for row in rows].count(1) == len(rows) - 1
 
 
-def test_names_that_no_file_can_have_cost_one_answer_each(bundle, images, monkeypatch, capsys):
+def test_impossible_file_names_give_one_error_each(bundle, images, monkeypatch, capsys):
     strange = [f"{images}/{'x' * 5000}.png", f"{images}/\0.png", "/".join("x" * 3000)]
     listed = "\n".join([f"{images}/01.png", *strange, f"{images}/02.png"])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(listed.encode())))
@@ -502,7 +502,7 @@ def test_wrong_use_is_one_line(bundle, images, arguments, message, monkeypatch, 
     assert (tmp_path / "empty" / "there.npz").read_bytes() == b"precious"
 
 
-def test_a_file_that_is_no_image_is_named_the_others_are_answered(bundle, images, capsys):
+def test_unreadable_file_is_reported_and_the_others_are_classified(bundle, images, capsys):
     for engine in ("torch", "onnx"):
         code, rows, messages = predict(capsys, bundle, images, "--engine", engine)
         assert code == 1
@@ -512,7 +512,7 @@ def test_a_file_that_is_no_image_is_named_the_others_are_answered(bundle, images
         assert messages == f"vitrail: 1 of 12 images could not be classified; the first: {error}\n"
 
 
-def test_on_a_terminal_errors_are_not_said_twice(bundle, images, capsys, monkeypatch):
+def test_errors_are_printed_once_in_a_terminal(bundle, images, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     code, rows, messages = predict(capsys, bundle, images / "07.png", images / "01.png")
     assert (code, ["error" in row for row in rows], messages) == (1, [True, False], "")
@@ -521,7 +521,7 @@ def test_on_a_terminal_errors_are_not_said_twice(bundle, images, capsys, monkeyp
 # In Python
 
 
-def test_predict_decodes_and_computes_side_by_side(bundle, images, monkeypatch):
+def test_predict_decodes_and_computes_in_parallel(bundle, images, monkeypatch):
     both = threading.Barrier(2, timeout=20)
     crop = vitrail.Preprocess.crop
 
@@ -534,7 +534,7 @@ def test_predict_decodes_and_computes_side_by_side(bundle, images, monkeypatch):
     assert len(vitrail.Classifier(bundle, threads=2).predict(files, batch_size=1)) == 4
 
 
-def test_predict_takes_every_kind_of_image_from_anything_in_order(bundle, images):
+def test_predict_accepts_any_iterable_of_images_in_order(bundle, images):
     files = [path for path in vitrail_order(images) if path.name != "07.png"]
     expected = vitrail.Classifier(bundle, threads=1).predict(map(str, files))
     kinds = [files[0], str(files[1]), files[2].read_bytes(), Image.open(files[3]), np.asarray(Image.open(files[4]))]
@@ -592,7 +592,7 @@ print(json.dumps([len({file for file, *_ in functions}), len(functions)]), file=
 
 
 def test_classifying_an_image_enters_few_files_and_functions(tmp_path):
-    """Module and class bodies are left out: a reader of the path of an image does not pass them."""
+    """Count the files and functions that run between the command line and the prediction, without imports."""
     Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / "a.png")
     command = [sys.executable, "-c", TRACE, "predict", "fashion", str(tmp_path / "a.png")]
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
@@ -613,7 +613,7 @@ ACCELERATORS = [name for name in ("cuda", "mps", "xpu") if getattr(torch, name).
 
 
 @pytest.mark.parametrize("device", ["gpu", "mps", "cuda", "cuda:99", "hpu", "meta", ""])
-def test_a_device_that_is_not_there_is_one_short_line(call, device, tmp_path):
+def test_missing_device_gives_one_short_line(call, device, tmp_path):
     if device in ACCELERATORS:
         pytest.skip("this machine has it")
     for arguments in (
@@ -653,8 +653,8 @@ def test_every_command_that_computes_has_the_same_device_flag():
 
 
 @pytest.mark.parametrize("accelerator", ["cuda", "xpu", "mps", None])
-def test_auto_is_the_accelerator_that_torch_finds(accelerator, monkeypatch, capsys):
-    """Without such a device, torch's answer is replaced: everything after it is the code that would run."""
+def test_device_auto_is_the_accelerator_that_torch_reports(accelerator, monkeypatch, capsys):
+    """torch's report of accelerators is replaced, so that the test runs on any machine."""
     from vitrail.models import device
 
     answer = None if accelerator is None else torch.device(accelerator)
@@ -669,7 +669,7 @@ def test_auto_is_the_accelerator_that_torch_finds(accelerator, monkeypatch, caps
     device._say_device.cache_clear()
 
 
-def test_paths_are_opened_on_auto_and_models_stay_where_they_are(bundle, monkeypatch):
+def test_bundles_in_memory_keep_their_device(bundle, monkeypatch):
     from vitrail.analysis.inspected_model import open_inspected_model
     from vitrail.bundles import bundle as bundles
 
@@ -697,7 +697,7 @@ def test_devices_by_name(bundle, call, images, tmp_path):
 
 @pytest.mark.skipif(not ACCELERATORS, reason="this machine has no GPU")
 @pytest.mark.parametrize("device", ACCELERATORS)
-def test_a_gpu_gives_the_same_answers(bundle, call, images, device, tmp_path):
+def test_gpu_gives_equal_predictions(bundle, call, images, device, tmp_path):
     files = [str(path) for path in vitrail_order(images) if path.name != "07.png"]
     ours, theirs = (vitrail.Classifier(bundle, device=name).predict(files) for name in ("cpu", device))
     assert_alike(ours, theirs, 1e-4)
@@ -727,7 +727,7 @@ def test_the_table_is_aligned_and_printable(bundle, images, capsys, tmp_path):
 # Features
 
 
-def test_features_are_what_the_head_reads(bundle, images, capsys, tmp_path):
+def test_features_are_the_input_of_the_head(bundle, images, capsys, tmp_path):
     out = tmp_path / "deep" / "features.npz"
     out.parent.mkdir()
     loaded = vitrail.load(bundle)
@@ -749,7 +749,7 @@ def test_features_are_what_the_head_reads(bundle, images, capsys, tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["features.npz"]
 
 
-def test_features_are_written_though_the_reader_of_answers_has_left(call, bundle, images, monkeypatch, tmp_path):
+def test_features_are_written_after_stdout_is_closed(call, bundle, images, monkeypatch, tmp_path):
     class Left(io.StringIO):
         def flush(self):
             raise BrokenPipeError
@@ -766,7 +766,7 @@ def vitrail_order(folder):
     return sorted(folder.rglob("*.png"), key=str)
 
 
-def test_where_nothing_could_be_read_no_features_are_written(bundle, images, capsys, tmp_path):
+def test_no_features_are_written_if_all_images_are_unreadable(bundle, images, capsys, tmp_path):
     code, rows, messages = predict(capsys, bundle, images / "07.png", "--features", tmp_path / "out.npz")
     assert (code, len(rows)) == (1, 1)
     assert "No image could be read" in messages
@@ -799,7 +799,7 @@ def test_an_interrupt_leaves_no_partial_file(bundle, images, tmp_path, sent, cod
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_file_is_whole_or_as_it_was(tmp_path):
+def test_output_file_is_written_atomically(tmp_path):
     path = tmp_path / "folder" / "one"
     with atomic_file(path) as file:
         file.write(b"first")
@@ -831,7 +831,7 @@ def test_engine_onnx_needs_a_bundle_on_disk():
         vitrail.Classifier(FIXTURE, engine="gpu")
 
 
-def test_bytes_that_are_no_image_are_called_by_their_number(bundle, images):
+def test_error_about_encoded_bytes_states_their_index(bundle, images):
     content = (images / "01.png").read_bytes()
     with pytest.raises(CorruptFileError, match=r"^'image 3' cannot be decoded \(its header is not that of a JPEG"):
         vitrail.Classifier(bundle).predict([content] * 3 + [b"none"], batch_size=2)
@@ -844,7 +844,7 @@ def test_the_jpeg_rule_can_be_overridden(bundle):
 
 
 @pytest.mark.parametrize("engine", ["torch", "onnx"])
-def test_a_model_without_a_head_has_features_and_no_answers(call, tmp_path, images, engine):
+def test_model_without_a_head_gives_features_and_no_predictions(call, tmp_path, images, engine):
     model = redraw(vitrail.create("ViT-Pico/2", classes=0)).eval()
     preprocess = vitrail.Preprocess(resolution=8, mean=(0.5,), std=(0.5,))
     vitrail.save(vitrail.Bundle(model=model, preprocess=preprocess), tmp_path / "bundle")
@@ -866,13 +866,13 @@ def test_a_model_without_a_head_has_features_and_no_answers(call, tmp_path, imag
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """A watchdog that speaks after 0.5 s."""
+    """Use a watchdog that prints its note after 0.5 s."""
     monkeypatch.setenv("VITRAIL_PATIENCE", "0.5")
     monkeypatch.setattr(watchdog, "_watchdog", watchdog._Watchdog())
 
 
 def slow_down(monkeypatch, name, seconds=1.0):
-    """Let a method of `Preprocess` take longer."""
+    """Make a method of `Preprocess` slower."""
     original = getattr(vitrail.Preprocess, name)
 
     def slow(self, *words, **more):
@@ -900,7 +900,7 @@ def test_the_watchdog_names_the_images_that_are_not_computed(bundle, images, imp
     ]
 
 
-def test_the_watchdog_names_what_evaluate_is_stuck_in(bundle, tmp_path, impatient, monkeypatch, capsys):
+def test_the_watchdog_names_the_images_of_evaluate(bundle, tmp_path, impatient, monkeypatch, capsys):
     pixels = np.zeros((3, 8, 8), np.uint8)
     np.savez(tmp_path / "data.npz", images=pixels, labels=np.array(vitrail.load(bundle).labels[:3]))
     slow_down(monkeypatch, "scale")
@@ -916,7 +916,7 @@ def test_the_watchdog_is_silent_while_steps_end(impatient, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_the_watchdog_speaks_once_a_step_and_works_in_forks(impatient, capfd):
+def test_the_watchdog_prints_once_per_step_also_in_forks(impatient, capfd):
     with watchdog.watch_step(lambda: "working"):
         time.sleep(1.2)
         child = os.fork()

@@ -89,10 +89,10 @@ def _run_lab(output: Path) -> None:
 
 def _print_predictions(bundle: Bundle, split: Split, figure: Path) -> None:
     """Print correct predictions and up to ten mistakes, and write a figure of the [CLS] token's attention."""
-    predictions = [classes[0] for classes in Classifier(bundle).predict(split.images, top_k=1)]
+    predictions = Classifier(bundle).predict(split.images, top_k=1)
     labels = bundle.labels or ()
     truth = [labels[label] for label in split.labels]
-    is_correct = np.array([best["label"] == label for best, label in zip(predictions, truth, strict=True)])
+    is_correct = np.array([best.label == label for best, label in zip(predictions, truth, strict=True)])
     _write_attention_figure(bundle, split, is_correct, figure)
     width = max(map(len, ("prediction", *labels)))
     correct, mistakes = np.flatnonzero(is_correct), np.flatnonzero(~is_correct)
@@ -100,7 +100,7 @@ def _print_predictions(bundle: Bundle, split: Split, figure: Path) -> None:
     for index in [*correct[:: max(len(correct) // 6, 1)][:6], *mistakes[:10]]:
         mark = "" if is_correct[index] else "   <- wrong"
         best = predictions[index]
-        _print(f"{truth[index]:>{width}}  {best['label']:>{width}}  {best['score']:.3f}{mark}")
+        _print(f"{truth[index]:>{width}}  {best.label:>{width}}  {best.score:.3f}{mark}")
     _print(f"attention of [CLS]: {figure}")
 
 

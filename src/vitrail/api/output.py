@@ -20,10 +20,11 @@ from vitrail.core.terminal import (
 )
 
 if TYPE_CHECKING:
-    from vitrail.api.predictions import Evaluation, Prediction, Predictions
+    from vitrail.api.predictions import Evaluation
     from vitrail.api.training_commands import Diagnosis
     from vitrail.bundles.metadata import BundleInfo
     from vitrail.evaluation.compare_runs import RunComparison
+    from vitrail.inference.classifier import Prediction, Predictions
     from vitrail.reports.inspect.inspection_page import Inspection
     from vitrail.training.run import Result
 

@@ -1,12 +1,12 @@
-"""The commands `evaluate` and `predict`, and the types of their results."""
+"""The commands `evaluate` and `predict`."""
 
 import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from vitrail.api.parameters import (
     BundlePath,
@@ -23,13 +23,23 @@ from vitrail.core.errors import UsageError
 from vitrail.core.flags import SPEED, argument, flag, python_only
 from vitrail.core.settings import check_integer
 from vitrail.core.terminal import Meter
-from vitrail.data.image_files import are_image_files, name_images
+from vitrail.data.image_files import SUFFIXES, name_images
 from vitrail.evaluation.predictions.prediction_tables import table_endings
 
 if TYPE_CHECKING:
     from vitrail.bundles.metadata import BundleInfo
     from vitrail.data.preprocess import ImageLike
     from vitrail.evaluation.protocols import Protocol
+    from vitrail.inference.classifier import Prediction, Predictions
+
+
+def __getattr__(name: str) -> Any:
+    """Return `Prediction` or `Predictions`, whose module takes a quarter of a second to import."""
+    if name not in ("Prediction", "Predictions"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from vitrail.inference import classifier
+
+    return getattr(classifier, name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -240,62 +250,7 @@ def evaluate(
     return Evaluation(**main_scores, accuracy_interval=(low, high), scores=scores)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """The prediction for one image."""
-
-    file: str
-    """Path of the image; "image 3" for an array."""
-    label: str | None
-    """The most probable class; None if the image could not be read."""
-    score: float | None
-    """Probability of the label."""
-    classes: tuple[tuple[str, float], ...] = dataclasses.field(repr=False)
-    """The most probable classes with their probabilities, best first."""
-    error: str | None = None
-    """Reason why the image could not be classified; None if it was."""
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Self:
-        """Return the prediction in a row of `Classifier.stream`."""
-        classes = tuple((label["label"], label["score"]) for label in row.get("predictions", ()))
-        label, score = classes[0] if classes else (None, None)
-        return cls(file=row["file"], label=label, score=score, classes=classes, error=row.get("error"))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the prediction as a line of `vitrail predict --json`."""
-        if self.error is not None:
-            return {"file": self.file, "error": self.error}
-        return {"file": self.file, "predictions": [{"label": label, "score": score} for label, score in self.classes]}
-
-
-class Predictions(list[Prediction]):
-    """A list of `Prediction`, displayed as a table in a notebook."""
-
-    labels: tuple[str, ...] = ()
-    """The model's classes."""
-    total: int = 0
-    """Number of images, including those that were passed to a receiver."""
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """Return the lines of `vitrail predict --json`."""
-        return [prediction.to_json() for prediction in self]
-
-    def _repr_html_(self) -> str:
-        from vitrail.core.notebook import bar, table
-
-        rows = [
-            (prediction.file, prediction.error)
-            if prediction.label is None
-            else (prediction.file, prediction.label, bar(prediction.score or 0.0))
-            for prediction in self[:_NOTEBOOK_ROWS]
-        ]
-        return table(("image", "class", "probability"), rows, max(len(self) - _NOTEBOOK_ROWS, 0))
-
-
-_NOTEBOOK_ROWS = 20  # predictions in the table of a notebook
-
-Receiver = Callable[[Sequence[str], Sequence[str], "BundleInfo"], Callable[[Prediction], object]]
+Receiver = Callable[[Sequence[str], Sequence[str], "BundleInfo"], Callable[["Prediction"], object]]
 """Function that is called with the names of all images, the labels and the bundle's metadata before the first
 prediction. It returns a function that is called with each prediction."""
 
@@ -376,7 +331,7 @@ def predict(
             " The result then has only the images that could not be classified."
         ),
     ] = None,
-) -> Predictions:
+) -> "Predictions":
     """Classify images.
 
     With --output or --page, predictions are written to files and not printed. If files cannot be read, they are
@@ -397,7 +352,7 @@ def predict(
         outputs = PredictionOutputs(**paths, sort=sort, force=force)
         outputs.check()
     inputs, names = _open_images(images, split)
-    from vitrail.inference.classifier import Classifier
+    from vitrail.inference.classifier import Classifier, Prediction, Predictions
     from vitrail.inference.engine import DEFAULT_REQUEST, EngineRequest
 
     request = EngineRequest(engine, precision, tolerance)
@@ -407,7 +362,8 @@ def predict(
         engine, precision = choose_engine(request, bundle, images=inputs, threads=threads, device=device)
     classifier = Classifier(bundle, engine=engine, precision=precision, threads=threads, jpeg=jpeg, device=device)
     info = classifier.info
-    info.answer.check_threshold(threshold)
+    if threshold is not None:
+        info.answer.check_threshold(threshold)
     if outputs is not None and outputs.need_classes:
         info.check_single_label("--output, --page and --sort")
     if hasattr(images, "shape") and not isinstance(
@@ -447,7 +403,9 @@ def _open_images(images: "ImageLike | Iterable[ImageLike]", split: str | None) -
     items = [images] if isinstance(images, str | os.PathLike) else images
     if isinstance(items, list | tuple) and all(isinstance(item, str | os.PathLike) for item in items):
         paths = [str(item) for item in items]
-        if paths and split is None and are_image_files(paths):
+        # Path.is_file raises an error for some invalid names.
+        are_images = (path.rpartition(".")[2].lower() in SUFFIXES and os.path.isfile(path) for path in paths)  # noqa: PTH113
+        if paths and split is None and all(are_images):
             return paths, paths
         from vitrail.data.sources.registry import open_named_split
 

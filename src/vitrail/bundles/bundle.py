@@ -29,7 +29,7 @@ from vitrail.bundles.folder import DECISION_RULE_FILE, FORMAT, check_folder
 from vitrail.bundles.metadata import BundleInfo, read_bundle_info
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import MANIFEST, atomic_folder, checksum, read_json, utf8_path, write_json
-from vitrail.core.memory import check_allocation
+from vitrail.core.memory import LARGE_ALLOCATION, check_allocation
 from vitrail.core.notebook import card
 from vitrail.core.registry import load_object
 from vitrail.core.settings import pluralise
@@ -257,10 +257,11 @@ def load(path: str | Path, *, device: str = "cpu") -> Bundle:
     """
     torch_device = find_device(device)
     info, folder = read_bundle_info(path), check_folder(path)
-    check_allocation((folder / "model.safetensors").stat().st_size, f"Bundle {str(path)!r}")
+    weights = folder / "model.safetensors"
+    if (size := weights.stat().st_size) > LARGE_ALLOCATION:
+        check_allocation(size, f"Bundle {str(path)!r}")
     with torch.device("meta"):
         model = load_object(info.config.model)(info.config)
-    weights = folder / "model.safetensors"
     try:
         with utf8_path(weights) as utf8_weights, safe_open(utf8_weights, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a mapping

@@ -51,10 +51,9 @@ class DecisionRule(ABC):
         Predictions are equal if their rows are equal.
         """
 
-    def check_threshold(self, threshold: float | None) -> None:
+    def check_threshold(self, threshold: float) -> None:
         """Raise UsageError for a threshold that is not a probability or that the rule cannot apply."""
-        if threshold is not None:
-            Bounds(0, 1).check("threshold", threshold)
+        Bounds(0, 1).check("threshold", threshold)
 
     def check(self, classes: int) -> None:  # noqa: B027 - most rules have no settings
         """Raise UsageError if the settings do not fit the number of classes."""
@@ -85,11 +84,10 @@ class SingleLabel(DecisionRule):
     def decide(self, logits_BK: np.ndarray) -> np.ndarray:
         return logits_BK.argmax(axis=1)[:, None]
 
-    def check_threshold(self, threshold: float | None) -> None:
-        if threshold is not None:
-            raise UsageError(
-                "Threshold must be used with a bundle that predicts several labels, got one that predicts one class."
-            )
+    def check_threshold(self, threshold: float) -> None:
+        raise UsageError(
+            "Threshold must be used with a bundle that predicts several labels, got one that predicts one class."
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

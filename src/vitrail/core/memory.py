@@ -8,7 +8,8 @@ from pathlib import Path
 
 from vitrail.core.errors import CorruptFileError, OutOfMemoryError
 
-_SMALL_ALLOCATION = 2**26  # bytes; smaller allocations are not checked
+LARGE_ALLOCATION = 2**26
+"""Number of bytes up to which allocations are not checked."""
 
 # Messages of torch (CPU, CUDA, MPS), ONNX Runtime, C++ and the loader of shared libraries.
 _ALLOCATION_FAILURE = re.compile(
@@ -39,7 +40,7 @@ def check_unpacked_size(size: int, path: Path) -> None:
 
 def check_allocation(size: int, subject: str) -> None:
     """Raise OutOfMemoryError if `size` bytes are not available. Otherwise the kernel might kill the process."""
-    if size > _SMALL_ALLOCATION and size > (free := available_memory()):
+    if size > LARGE_ALLOCATION and size > (free := available_memory()):
         raise OutOfMemoryError(
             f"{subject} must fit into memory: it needs {format_bytes(size)}, got {format_bytes(free)} available. Use a"
             " smaller model, or close other programs."

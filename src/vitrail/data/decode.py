@@ -17,7 +17,6 @@ from PIL import Image, UnidentifiedImageError
 
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError, first_line
 from vitrail.core.settings import Pair
-from vitrail.data.image_files import is_file
 
 # Formats of cameras, scanners and the web (a JPEG with several frames is MPO). Pillow reads more formats, but most of
 # its vulnerabilities were in those.
@@ -96,7 +95,7 @@ def read_size_and_mtime(path: str) -> tuple[int, int]:
 
 def read_file(path: str | Path) -> bytes:
     """Return the bytes of a regular file. Pipes, folders and empty files are rejected."""
-    if not isinstance(path, StoredImage) and not is_file(path):
+    if not isinstance(path, StoredImage) and not os.path.isfile(path):  # noqa: PTH113 - raises for some invalid names
         raise UsageError(f"Image must be a file that exists, got {str(path)!r}.")
     try:
         content = path.store.read(path.member) if isinstance(path, StoredImage) else Path(path).read_bytes()
@@ -158,7 +157,7 @@ def _open_header(source: str | Path | bytes, name: str) -> Generator[Image.Image
         name, source = str(source), read_file(source)
     if not isinstance(source, bytes):
         name = str(source)
-        if not is_file(source):
+        if not os.path.isfile(source):  # noqa: PTH113
             raise UsageError(f"Image must be a file that exists, got {name!r}.")
     try:
         # Given a path, Pillow maps some files into memory; their pixels would change or vanish with the file.

@@ -88,11 +88,6 @@ def _lines_of_stdin() -> Iterator[str]:
     return (os.fsdecode(line).rstrip("\r\n") for line in getattr(sys.stdin, "buffer", ()))
 
 
-def are_image_files(paths: Iterable[str]) -> bool:
-    """Return whether all paths are existing files with the extension of an image."""
-    return all(path.rpartition(".")[2].lower() in SUFFIXES and is_file(path) for path in paths)
-
-
 def name_images(images: "ImageLike | Iterable[ImageLike]") -> tuple[list[Any], list[str]]:
     """Return all images and their names; folders and patterns are replaced by their files (see `find_images`)."""
     if (shape := getattr(images, "shape", None)) is not None:

@@ -1,12 +1,13 @@
-"""`Classifier`: a bundle that predicts the classes of images."""
+"""`Classifier`: a bundle that predicts the classes of images. `Prediction`: what it predicts for one of them."""
 
 import contextlib
-from collections.abc import Generator, Iterable, Sequence
+import dataclasses
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, tee
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
 from PIL import Image
@@ -24,10 +25,81 @@ from vitrail.inference.registry import ENGINES
 if TYPE_CHECKING:
     from vitrail.bundles.bundle import Bundle
 
-ImagePredictions = list[dict[str, str | float]]
-"""The predicted classes of an image, as `[{"label", "score"}, ...]`."""
-ImageResult = tuple[ImagePredictions, np.ndarray, str] | VitrailError
+Entry = dict[str, Any]
+"""A predicted class as `{"label", "score"}`."""
+ImageResult = tuple[list[Entry], np.ndarray, str] | VitrailError
 """Predictions, features and thumbnail (or "") of an image; or the error that prevented them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prediction(Sequence[Entry]):
+    """The prediction for one image. It is also a sequence of `{"label", "score"}` for its classes, best first.
+
+    >>> (prediction,) = vitrail.Classifier("fashion").predict([np.zeros((28, 28), np.uint8)], top_k=2)
+    >>> len(prediction), prediction[0] == {"label": prediction.label, "score": prediction.score}
+    (2, True)
+    """
+
+    file: str
+    """Path of the image; "image 3" for an array."""
+    label: str | None
+    """The most probable class; None if the image could not be read."""
+    score: float | None
+    """Probability of the label."""
+    classes: tuple[tuple[str, float], ...] = dataclasses.field(repr=False)
+    """The most probable classes with their probabilities, best first."""
+    error: str | None = None
+    """Reason why the image could not be classified; None if it was."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        """Return the prediction in a row of `Classifier.stream`."""
+        classes = tuple((entry["label"], entry["score"]) for entry in row.get("predictions", ()))
+        label, score = classes[0] if classes else (None, None)
+        return cls(file=row["file"], label=label, score=score, classes=classes, error=row.get("error"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the prediction as a line of `vitrail predict --json`."""
+        if self.error is not None:
+            return {"file": self.file, "error": self.error}
+        return {"file": self.file, "predictions": list(self)}
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Entry]: ...
+    def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
+        return [{"label": label, "score": score} for label, score in self.classes][index]
+
+
+class Predictions(list[Prediction]):
+    """A list of `Prediction`, displayed as a table in a notebook."""
+
+    labels: tuple[str, ...] = ()
+    """The model's classes."""
+    total: int = 0
+    """Number of images, including those that were passed to a receiver."""
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the lines of `vitrail predict --json`."""
+        return [prediction.to_json() for prediction in self]
+
+    def _repr_html_(self) -> str:
+        from vitrail.core.notebook import bar, table
+
+        rows = [
+            (prediction.file, prediction.error)
+            if prediction.label is None
+            else (prediction.file, prediction.label, bar(prediction.score or 0.0))
+            for prediction in self[:_NOTEBOOK_ROWS]
+        ]
+        return table(("image", "class", "probability"), rows, max(len(self) - _NOTEBOOK_ROWS, 0))
+
+
+_NOTEBOOK_ROWS = 20  # predictions in the table of a notebook
 
 
 class PredictionOptions(NamedTuple):
@@ -49,9 +121,9 @@ class Classifier:
     model).
 
         >>> classifier = vitrail.Classifier("fashion")
-        >>> (predictions,) = classifier.predict([np.zeros((28, 28), np.uint8)], top_k=2)
-        >>> [sorted(prediction) for prediction in predictions]
-        [['label', 'score'], ['label', 'score']]
+        >>> (prediction,) = classifier.predict([np.zeros((28, 28), np.uint8)], top_k=2)
+        >>> prediction.file, prediction.label in classifier.labels, len(prediction.classes)
+        ('image 0', True, 2)
     """
 
     def __init__(
@@ -89,23 +161,24 @@ class Classifier:
         top_k: int | None = None,
         threshold: float | None = None,
         batch_size: int | None = None,
-    ) -> list[ImagePredictions]:
-        """Return the `top_k` most probable classes of each image (default: 5), the most probable first.
+    ) -> Predictions:
+        """Return a `Prediction` for each image, with the `top_k` most probable classes (default: 5).
 
-        The result of an image is `[{"label": "cat", "score": 0.93}, ...]`. A bundle that predicts several labels
-        returns all labels whose probability reaches the `threshold` (default: each label's own, stored in the bundle).
-        Raises the error of the first image that cannot be read.
+        A bundle that predicts several labels returns all labels whose probability reaches the `threshold` (default:
+        each label's own, stored in the bundle). Raises the error of the first image that cannot be read.
         """
         is_single = isinstance(images, np.ndarray) and images.ndim < 3
         if is_single or isinstance(images, str | bytes | Path | Image.Image) or not isinstance(images, Iterable):
             raise UsageError(f"Images must be a list, got one {type(images).__name__}. Put it in brackets.")
         self.info.check_classifies()
-        predictions = []
+        images, named_images = tee(images)
+        predictions = Predictions()
         with contextlib.closing(self._classify(images, PredictionOptions(top_k, threshold), batch_size)) as results:
-            for result in results:
+            for result, (number, image) in zip(results, enumerate(named_images), strict=True):
                 if isinstance(result, VitrailError):
                     raise result
-                predictions.append(result[0])
+                predictions.append(Prediction.of({"file": _image_name(number, image), "predictions": result[0]}))
+        predictions.labels, predictions.total = self.labels, len(predictions)
         return predictions
 
     def stream(
@@ -125,7 +198,7 @@ class Classifier:
         image as the model sees it. A model that does not classify has features and no predictions. Images that are not
         files need `names`.
         """
-        if not features:
+        if not features and not self._has_classes:
             self.info.check_classifies()
         options = PredictionOptions(top_k, threshold)
         with contextlib.closing(self._classify(files, options, batch_size, thumbnails)) as results:
@@ -151,7 +224,8 @@ class Classifier:
         """
         if options.top_k is not None:
             check_integer("top_k", options.top_k, low=1, high=10_000_000)
-        self.info.answer.check_threshold(options.threshold)
+        if options.threshold is not None:
+            self.info.answer.check_threshold(options.threshold)
         if batch_size is not None:
             check_integer("batch_size", batch_size, low=1, high=1_000_000)
         threads = self.threads or cores()
@@ -199,7 +273,7 @@ class Classifier:
         ]
 
     def _describe_computing(self, numbered: list[tuple[int, ImageLike]]) -> str:
-        first, last = (_image_name(*numbered[index]) for index in (0, -1))
+        first, last = (_quote_name(*numbered[index]) for index in (0, -1))
         names = first if len(numbered) == 1 else f"{first} to {last}"
         return f"computing {names} with engine {self._engine.name}"
 
@@ -213,15 +287,19 @@ class Classifier:
             return [], features_D, thumbnail
         scores_K = self.info.answer.scores(logits_K)
         chosen = self.info.answer.choose(scores_K, *options)
-        predictions: ImagePredictions = [
-            {"label": self.labels[index], "score": float(scores_K[index])} for index in chosen
-        ]
+        predictions: list[Entry] = [{"label": self.labels[index], "score": float(scores_K[index])} for index in chosen]
         return predictions, features_D, thumbnail
 
 
 def _image_name(number: int, image: ImageLike) -> str:
-    return repr(str(image)) if isinstance(image, str | Path) else f"image {number}"
+    """Return the path of an image, or `image 3` for one that is not a file."""
+    return str(image) if isinstance(image, str | Path) else f"image {number}"
+
+
+def _quote_name(number: int, image: ImageLike) -> str:
+    """Return the name of an image for a message, where a path is quoted."""
+    return repr(str(image)) if isinstance(image, str | Path) else _image_name(number, image)
 
 
 def _describe_decoding(number: int, image: ImageLike) -> str:
-    return f"decoding {_image_name(number, image)}"
+    return f"decoding {_quote_name(number, image)}"

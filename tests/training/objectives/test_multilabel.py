@@ -187,9 +187,10 @@ def test_predict_returns_labels_above_thresholds(run, toys, call, engine, tmp_pa
     assert len(predictions) == 4
     (chosen,) = classifier.predict([image])
     thresholds = dict(zip(LABELS, vitrail.load(bundle).answer.thresholds, strict=True))
-    assert chosen == [row for row in predictions if row["score"] >= thresholds[row["label"]]]
-    assert classifier.predict([image], threshold=0, top_k=1) == [predictions[:1]]
-    assert classifier.predict([image], threshold=1) == [[]]
+    assert list(chosen) == [row for row in predictions if row["score"] >= thresholds[row["label"]]]
+    (best,) = classifier.predict([image], threshold=0, top_k=1)
+    assert list(best) == predictions[:1]
+    assert [list(prediction) for prediction in classifier.predict([image], threshold=1)] == [[]]
     if engine == "torch":
         done = call("predict", bundle, image, "--threshold", "1")
         assert done.stdout == f"{image}  (no label)\n"

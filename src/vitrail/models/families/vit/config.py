@@ -117,7 +117,8 @@ class ViTConfig(PatchedConfig):
                 " layers and no representation layer."
             )
         self._check_position()
-        self._check_merge()
+        if self.merge != ():
+            self._check_merge()
         self._check_tables()
 
     @classmethod
