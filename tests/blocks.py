@@ -1,14 +1,14 @@
-"""The blocks of code in a page: what they are, which of them run, and the process that runs them as written."""
+"""Code blocks in pages of the documentation: parse them, select those to run, and run them as written."""
 
 import re
 import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-# Lines of bash that are not ours to run here: set-up, which other tests do.
+# Set-up commands, which other tests run.
 OTHERS = ("make ", "pip install ")
 
-# Runs in a process of its own, one for many pages: importing torch again and again would be most of the time.
+# Script that runs the steps of many pages in one process, because importing torch for each page would be slow.
 RUNNER = """
 import contextlib, io, json, os, sys
 from vitrail.cli import main
@@ -34,20 +34,20 @@ class Block(NamedTuple):
     language: str
     text: str
     reason: str
-    """Why it is not run, if a comment above it says so."""
+    """Reason in a comment above why the block is not run; empty if it is run."""
     output: str | None
-    """What it prints, if a block of text follows that says so."""
+    """Expected output, from a text block that follows; None without one."""
 
 
 def blocks(path: Path) -> list[Block]:
-    """Fenced blocks of a page."""
+    """Return the fenced code blocks of a page."""
     pattern = r"(?:<!-- not run: (.*?) -->\n)?^```([^\n]*)\n(.*?)^```$(?:(?=\n\n^```text\n(.*?)^```$))?"
     matches = re.finditer(pattern, path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     return [Block(match[2], match[3], match[1] or "", match[4] if match[2] == "python" else None) for match in matches]
 
 
 def runnable(path: Path) -> list[tuple[str, str | list[str], str | None]]:
-    """What is run of a page, in order: blocks of Python with what they print, and the words of each command."""
+    """Return the steps of a page in order: Python blocks with their output, and arguments of `vitrail` commands."""
     steps = []
     for block in blocks(path):
         if block.reason or block.language not in ("python", "bash"):

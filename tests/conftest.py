@@ -1,11 +1,11 @@
-"""What all tests share."""
+"""Fixtures of all tests."""
 
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
-# One thread for each process: models of tests are small, and as many tests run at once as there are cores.
+# One thread per process: the models are small, and tests run in parallel on all cores.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import hypothesis
@@ -20,7 +20,7 @@ hypothesis.settings.load_profile("vitrail")
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Real weights and photos, where they are: $VITRAIL_SHARED, else ../shared beside the repository."""
+    """Return the folder of real weights and photos: $VITRAIL_SHARED, otherwise ../shared. Skip the test without it."""
     beside = Path(__file__).resolve().parents[2] / "shared"
     folder = Path(os.environ.get("VITRAIL_SHARED", beside)) / "data"
     if not folder.is_dir():
@@ -30,7 +30,7 @@ def shared() -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory) -> None:
-    """What commands remember between runs stays among the tests."""
+    """Use a temporary cache folder for all commands."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
@@ -42,11 +42,11 @@ def seeded() -> None:
 
 @pytest.fixture(scope="module")
 def browser():
-    """A real one, where Playwright and Chromium are installed."""
+    """Yield Chromium, controlled by Playwright; skip the test if one of them is not installed."""
     playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
-        pytest.skip("there is no Chromium here")
+        pytest.skip("Chromium is not installed")
     with playwright.sync_playwright() as driver:
         window = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         yield window
@@ -55,9 +55,10 @@ def browser():
 
 @pytest.fixture
 def call(capsys, monkeypatch):
-    """Runs a command in this process, which has imported torch already, as `subprocess.run` would run it in another.
+    """Return a function that runs a command in this process, which is faster than a new one that imports torch.
 
-    An error that nobody foresaw fails the test, unless it is what the test asks for: `call(..., internal=True)`.
+    The result is that of `subprocess.run`. An internal error fails the test, unless `call(..., internal=True)` expects
+    it.
     """
 
     monkeypatch.setattr("vitrail.cli._busy_share", lambda: 0.0)  # it takes a moment to measure

@@ -1,4 +1,4 @@
-"""A server on this machine that speaks the protocol of the Hugging Face Hub, and serves plain files besides.
+"""A local server with the protocol of the Hugging Face Hub, which also serves plain files.
 
 It answers as the Hub does: a repository's files at /OWNER/NAME/resolve/REVISION/FILE with the commit and the file's
 hash in headers, large files by a redirect to another path that takes ranges, errors with the header X-Error-Code.
@@ -18,7 +18,7 @@ LARGE = (".safetensors", ".bin", ".npz", ".pth")
 
 
 class HubServer:
-    """Repositories and files to serve, faults to answer with, and the requests that came."""
+    """Repositories and files to serve, faults to inject, and the received requests."""
 
     def __init__(self):
         self.repositories = {}  # by name: files and commit, or "renamed"; "tag", "gated", "private"
@@ -44,7 +44,7 @@ class HubServer:
         self._server.server_close()
 
     def publish(self, name, folder_or_files, **about):
-        """Make a repository; its commit depends on its content."""
+        """Add a repository; its commit depends on its content."""
         files = folder_or_files
         if not isinstance(files, dict):
             files = {path.name: path.read_bytes() for path in folder_or_files.iterdir() if path.is_file()}
@@ -54,7 +54,7 @@ class HubServer:
         return commit
 
     def asked(self, method="GET", part=""):
-        """Paths of requests, without those of the listing."""
+        """Return the paths of requests, without those of listings."""
         return [path for verb, path, _ in self.requests if verb == method and part in path]
 
     def blob(self, digest):
@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(404, b"")
 
     def _repository(self, name, revision, *, for_files):
-        """A repository that the asker may see at this revision; otherwise the answer is sent."""
+        """Return the repository if the client may read it at this revision; otherwise send the error."""
         repository = self.hub.repositories.get(name)
         authorization = self.headers.get("Authorization")
         if authorization and authorization != f"Bearer {self.hub.token}":
@@ -163,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(302, b"", Location=f"{self.hub.storage}/cdn/{digest}", **commit, **linked)
 
     def _file(self, content, etag, **headers):
-        """A file, or the part of it that is asked for."""
+        """Send a file, or the requested byte range."""
         if content is None:
             return self._send(404, b"")
         if self.headers.get("If-None-Match") == f'"{etag}"':
@@ -232,5 +232,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _git(content):
-    """How git names a file."""
+    """Return the hash by which git identifies the content of a file."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()

@@ -1,4 +1,4 @@
-"""The published implementations, imported in spite of their dependencies, and their names for our parameters."""
+"""Other implementations (timm, transformers, torchvision) and their names of our parameters."""
 
 import importlib
 import warnings
@@ -10,7 +10,7 @@ _declared = []
 
 
 def import_peer(name):
-    """A peer, or a skipped test with the reason why there is none."""
+    """Return the module of another library, or skip the test with the reason why it cannot be imported."""
     try:
         return load_peer(name)
     except ImportError as error:
@@ -18,7 +18,7 @@ def import_peer(name):
 
 
 def load_peer(name):
-    """Import timm, transformers, torchvision or another peer; any failure is an ImportError with the reason."""
+    """Import timm, transformers, torchvision or another library. Raise ImportError with the reason for any failure."""
     if not _declared:
         # torchvision's wheel carries no operators for a CPU build of torch, and timm imports torchvision.
         library = torch.library.Library("torchvision", "DEF")
@@ -34,7 +34,7 @@ def load_peer(name):
 
 
 def timm_vit(config):
-    """timm's model of our configuration, the way to rename our tensors for it, and its forward."""
+    """Return timm's model for a configuration, the function that renames our tensors, and its forward function."""
     peer = load_peer("timm").models.VisionTransformer(
         img_size=config.resolution,
         patch_size=config.patch,
@@ -48,7 +48,7 @@ def timm_vit(config):
 
 
 def huggingface_vit(config):
-    """The same for transformers, on its fused attention."""
+    """Return transformers' model (with fused attention), the renaming function and its forward function."""
     transformers = load_peer("transformers")
     peer = transformers.ViTForImageClassification(
         transformers.ViTConfig(
@@ -67,7 +67,7 @@ def huggingface_vit(config):
 
 
 def torchvision_vit(config):
-    """The same for torchvision."""
+    """Return torchvision's model, the renaming function and its forward function."""
     peer = load_peer("torchvision").models.VisionTransformer(
         config.resolution[0],
         config.patch[0],
@@ -92,7 +92,7 @@ TIMM_NAMES = {
 
 
 def timm_with_weights(name, model):
-    """timm's own model of that name, with the weights of ours."""
+    """Return timm's model of a name, with the weights of our model."""
     peer = load_peer("timm").create_model(TIMM_NAMES[name], num_classes=model.config.classes).eval()
     tensors = model.state_dict()
     if name == "R+ViT-Ti/16":  # a trunk without stages has no name for its root there
@@ -105,7 +105,7 @@ def timm_with_weights(name, model):
 
 
 def to_huggingface(tensors):
-    """Our names to those of transformers' ViTForImageClassification (as of version 5)."""
+    """Return our parameter names mapped to those of transformers' ViTForImageClassification (version 5)."""
     renamed = {}
     for name, tensor in tensors.items():
         if ".attn.qkv." in name:
@@ -129,7 +129,7 @@ def to_huggingface(tensors):
 
 
 def to_torchvision(tensors):
-    """Our names to those of torchvision's VisionTransformer."""
+    """Return our parameter names mapped to those of torchvision's VisionTransformer."""
     renamed = {}
     for name, tensor in tensors.items():
         for ours, theirs in (

@@ -1,4 +1,4 @@
-"""Packages do not switch on a family, and models contain no presentation."""
+"""Packages do not branch on a family, and models contain no display strings."""
 
 import ast
 import re
@@ -14,9 +14,9 @@ from vitrail.models.families import FAMILIES
 
 SOURCE = ROOT / "src" / "vitrail"
 OWN_PACKAGES = ("models",)
-"""Where families and positions live."""
-ASKS_OF_ITS_CALLER = ("bundles/bundle.py",)
-"""`Bundle(model=...)` refuses what is no model."""
+"""Folders of model families and position embeddings, which may branch on them."""
+CHECKS_MODEL_TYPES = ("bundles/bundle.py",)
+"""Exceptions, such as `Bundle(model=...)`, which rejects values that are not models."""
 
 CLASSES = {"Model", "ModelConfig", "PatchedConfig"} | {
     name for family in FAMILIES for name in (FAMILIES[family].__name__, FAMILIES[family].model.partition(":")[2])
@@ -25,12 +25,12 @@ OTHERS = [
     path
     for path in sorted(SOURCE.rglob("*.py"))
     if path.relative_to(SOURCE).parts[0] not in OWN_PACKAGES
-    and path.relative_to(SOURCE).as_posix() not in ASKS_OF_ITS_CALLER
+    and path.relative_to(SOURCE).as_posix() not in CHECKS_MODEL_TYPES
 ]
 
 
 def last_name(node):
-    """`x` of `x`, `a.x` and `a.b.x`."""
+    """Return the name `x` of the expressions `x`, `a.x` and `a.b.x`."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
@@ -54,7 +54,7 @@ def offences(tree):
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_no_room_switches_on_a_family(path):
+def test_no_package_branches_on_a_family(path):
     lines = [f"line {node.lineno} {why}" for node, why in offences(ast.parse(path.read_text(encoding="utf-8")))]
     assert not lines
 
@@ -72,7 +72,7 @@ def test_no_room_switches_on_a_family(path):
         "match config.family:\n  case 'vit': pass",
     ],
 )
-def test_the_check_itself_sees(text):
+def test_the_check_for_family_branches_detects(text):
     assert list(offences(ast.parse(text)))
 
 
@@ -86,11 +86,11 @@ def test_every_family_is_one_configuration_and_one_module():
 LAYERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
 RANK = {name.removeprefix("vitrail."): rank for rank, row in enumerate(LAYERS) for name in row.split(" | ")}
 LOADS_UPWARDS = ("faces/__init__.py",)
-"""`vitrail.faces.train` and the like are the functions of the commands."""
+"""`vitrail.faces.train` and others load the functions of commands at first use."""
 
 
 def upward_references(tree, package):
-    """Strings that name a module of a higher layer, or of another package of the same one."""
+    """Yield strings that name a module of a higher layer, or of another package in the same layer."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             named = re.fullmatch(r"vitrail\.(\w+)[\w.]*(:\w*)?", node.value)
@@ -110,7 +110,7 @@ def test_no_string_names_a_module_of_a_higher_layer(package):
     assert not {path: lines for path, lines in references.items() if lines and path not in LOADS_UPWARDS}
 
 
-def test_the_check_of_references_sees_one():
+def test_the_check_for_upward_references_detects_one():
     tree = ast.parse('x = {"a": "vitrail.reports.charts:line_chart", "b": "vitrail.core.files:checksum"}')
     assert list(upward_references(tree, "models")) == ["line 1 names vitrail.reports.charts:line_chart"]
 
@@ -119,7 +119,7 @@ def test_the_check_of_references_sees_one():
 
 
 def literals(tree):
-    """The string literals of a module without its docstrings."""
+    """Return the string literals of a module without its docstrings."""
     documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
@@ -127,7 +127,7 @@ def literals(tree):
 
 
 def shown(literal):
-    """Whether a literal looks like an equation or a sentence. Random streams have names with spaces."""
+    """Return whether a literal looks like an equation or a sentence. (Names of random streams have spaces, too.)"""
     return any(sign in literal for sign in " =+^") and literal != "palette pixels"
 
 
@@ -137,7 +137,7 @@ def test_a_model_has_no_display_strings(family):
     assert not [literal for literal in literals(ast.parse(path.read_text(encoding="utf-8"))) if shown(literal)]
 
 
-def test_display_strings_are_found():
+def test_the_check_for_display_strings_detects_one():
     tree = ast.parse('"""Docs: z = 1."""\nequation = f"z_{layer} = MLP(z)"\nnote = "the head is dropped"\nkey = "cls"')
     assert [literal for literal in literals(tree) if shown(literal)] == ["the head is dropped", " = MLP(z)"]
 
@@ -152,7 +152,7 @@ def test_a_model_has_at_most_25_public_methods():
     assert len(methods) <= 25
 
 
-def test_the_vision_transformer_fits_on_few_screens():
+def test_vit_model_is_at_most_a_few_screens_long():
     path = SOURCE / "models" / "families" / "vit" / "model.py"
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 280
 

@@ -1,4 +1,4 @@
-"""The command line's contract: output, exit codes, one-line errors, and speed of what needs no torch."""
+"""The command line: output, exit codes, one-line errors, and commands that do not import torch."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ def test_help_goes_to_stdout(arguments):
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["models"], ["info", "ViT-G/14"], ["info", FIXTURE], ["recipes"]])
-def test_what_needs_no_torch_imports_none(arguments):
+def test_listing_commands_import_no_torch(arguments):
     script = (
         "import sys\nfrom vitrail.cli import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit as leaving:\n    assert not leaving.code, leaving.code\n"
@@ -241,7 +241,7 @@ def test_help_is_a_command_too(call):
     assert call("help", "info").stdout == call("info", "--help").stdout
 
 
-def test_folders_that_are_no_bundles_are_called_what_they_are(call, tmp_path):
+def test_error_about_a_folder_states_what_it_is(call, tmp_path):
     (tmp_path / "run" / "bundle").mkdir(parents=True)
     (tmp_path / "run" / "bundle" / "config.json").write_text("{}")
     (tmp_path / "timm").mkdir()
@@ -259,7 +259,7 @@ def test_folders_that_are_no_bundles_are_called_what_they_are(call, tmp_path):
     assert "Did you mean 'fashion'?" in call("predict", "fashon", __file__).stderr
 
 
-def test_names_in_the_folder_come_before_those_of_the_catalogue(call, tmp_path, monkeypatch):
+def test_paths_are_suggested_before_names_of_the_catalogue(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "bundle").mkdir(parents=True)
     (tmp_path / "dinov2-s15.lvd").mkdir()
@@ -285,13 +285,13 @@ def test_names_in_the_folder_come_before_those_of_the_catalogue(call, tmp_path, 
         assert "Did you mean" not in call(*arguments).stderr
 
 
-def test_patterns_without_a_star_match_names_that_begin_so(call):
+def test_patterns_without_a_star_match_prefixes(call):
     assert call("models", "vit-b").stdout == call("models", "ViT-B*").stdout != ""
     assert call("weights", "dino").stdout == call("weights", "dino*").stdout != ""
     assert call("weights", "vit-b16.in21k").stdout.count("\n") < call("weights", "vit-b16").stdout.count("\n")
 
 
-# Flags that users of other tools type first, and what is said of them.
+# Flags that users of other tools try first, and the suggestion for each.
 OF_OTHER_TOOLS = [
     *[
         (["train", "digits", flag, "3"], f"got {flag}. Did you mean '{ours}'?")
@@ -333,7 +333,7 @@ OF_OTHER_TOOLS = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), OF_OTHER_TOOLS, ids=lambda value: str(value)[:60])
-def test_words_of_other_tools_are_recognised(call, arguments, message):
+def test_flags_of_other_tools_get_a_suggestion(call, arguments, message):
     done = call(*arguments)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert message in done.stderr
@@ -346,7 +346,7 @@ def test_a_file_whose_name_looks_like_a_flag_of_another_tool_is_a_file(call, tmp
     assert "got 'img=*.jpg', which matches none" in call("predict", "fashion", "img=*.jpg").stderr
 
 
-def test_every_word_of_other_tools_stands_for_one_of_ours():
+def test_every_synonym_maps_to_an_existing_name():
     commands = [*COMMANDS.values(), *COMMANDS["faces"].commands.values()]
     commands = [command for command in commands if not isinstance(command, Group)]
     names = {flag[2:].replace("-", "_") for command in commands for flag in _flags(command)}
@@ -357,7 +357,7 @@ def test_every_word_of_other_tools_stands_for_one_of_ours():
     assert {*OTHER_COMMANDS.values()} <= COMMANDS.keys()
 
 
-def test_an_edited_bundle_is_exit_1(call, tmp_path):
+def test_edited_bundle_gives_exit_code_1(call, tmp_path):
     shutil.copytree(FIXTURE, tmp_path / "bundle")
     config = tmp_path / "bundle" / "config.json"
     config.write_text(config.read_text().replace('"mlp": 16', '"mlp": 17'))
@@ -368,7 +368,7 @@ def test_an_edited_bundle_is_exit_1(call, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["/dev/full", None])
-def test_an_output_that_takes_nothing_is_no_traceback(target):
+def test_full_disk_at_stdout_gives_one_line(target):
     redirect = ">&-" if target is None else f"> {target}"
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m vitrail models {redirect}"], capture_output=True, text=True, check=False
@@ -377,14 +377,14 @@ def test_an_output_that_takes_nothing_is_no_traceback(target):
     assert done.returncode == (0 if target is None else 1)
 
 
-def test_a_damaged_bundle_is_exit_1(tmp_path):
+def test_corrupt_bundle_gives_exit_code_1(tmp_path):
     (tmp_path / "config.json").write_text('{"format": ')
     done = run("info", tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "is corrupt: it is not a JSON document" in done.stderr
 
 
-def test_a_pipe_in_a_files_place_is_no_endless_wait(tmp_path):
+def test_pipe_in_place_of_a_file_is_rejected(tmp_path):
     shutil.copytree(FIXTURE, tmp_path / "bundle")
     (tmp_path / "bundle" / "config.json").unlink()
     os.mkfifo(tmp_path / "bundle" / "config.json")
@@ -399,7 +399,7 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code():
 
 
 @pytest.mark.parametrize("flag", [[], ["--json"]])
-def test_a_reader_that_leaves_is_no_error(flag):
+def test_closed_stdout_is_not_an_error(flag):
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
@@ -410,7 +410,7 @@ def test_a_reader_that_leaves_is_no_error(flag):
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_demo_leaves_in_one_line_and_a_whole_checkpoint(tmp_path, sent, code):
+def test_interrupted_demo_gives_one_line_and_an_intact_checkpoint(tmp_path, sent, code):
     command = [sys.executable, "-m", "vitrail", "demo", "--epochs", "600", "--output", str(tmp_path / "demo")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     first = process.stderr.readline()
@@ -425,7 +425,7 @@ def test_an_interrupted_demo_leaves_in_one_line_and_a_whole_checkpoint(tmp_path,
     assert complaints == {}
 
 
-def test_demo_trains_saves_answers_and_draws(tmp_path):
+def test_demo_trains_saves_predicts_and_draws(tmp_path):
     done = run("demo", "--epochs", "3", "--no-lab", "--output", tmp_path / "demo")
     assert done.returncode == 0, done.stderr
     assert "test accuracy" in done.stdout
@@ -462,7 +462,7 @@ def test_demo_is_reproducible(tmp_path):
         (OSError("a library's own"), "internal error (OSError): a library's own (--debug shows where)"),
     ],
 )
-def test_an_unforeseen_error_is_one_line(call, monkeypatch, error, message):
+def test_internal_error_gives_one_line(call, monkeypatch, error, message):
     def fail(*_, **__):
         raise error
 
@@ -481,7 +481,7 @@ def test_an_unforeseen_error_is_one_line(call, monkeypatch, error, message):
 HOSTILE = "a\x9b31m\u202e\u2066b\u200b\u2028\u2029\udc80\x1b[2J\r\n\u3164é새"
 
 
-def test_text_from_outside_is_printable_and_short():
+def test_untrusted_text_is_escaped_and_shortened():
     escaped = "a\\x9b31m\\u202e\\u2066b\\u200b\\u2028\\u2029\\udc80\\x1b[2J\\r\\n\\u3164é새"
     assert escape_unprintable(HOSTILE) == escaped
     assert escape_unprintable("e\u0301 is fine") == "e\u0301 is fine"
@@ -496,7 +496,7 @@ def test_text_from_outside_is_printable_and_short():
     assert escape_unprintable("y" * 1000) == "y" * 1000
 
 
-def test_json_escapes_what_a_terminal_should_not_get_and_changes_nothing():
+def test_json_escapes_unprintable_characters_without_changing_content():
     document = {"file": HOSTILE, "label": "\U000e0041 새 e\u0301" + "\u0301" * 50, "long": "x" * 5000}
     text = json_text(document)
     assert text.isprintable()
@@ -506,7 +506,7 @@ def test_json_escapes_what_a_terminal_should_not_get_and_changes_nothing():
     assert json_text({"scores": [float("nan"), 1.5]}) == '{"scores": [null, 1.5]}'
 
 
-def test_a_megabyte_of_message_is_one_short_line(call):
+def test_error_of_a_megabyte_is_shortened(call):
     done = call("info", "x" * 1_000_000)
     assert done.returncode == 2
     assert done.stderr.startswith("vitrail: Model must be a name that `vitrail models` lists")
@@ -535,7 +535,7 @@ def test_tables_show_names_of_classes_as_text(call, tmp_path):
 # Recipes and their settings
 
 
-def test_recipes_are_listed_with_what_they_are_for(call):
+def test_recipes_are_listed_with_their_purpose(call):
     rows = json.loads(call("recipes", "--json").stdout)
     assert [row["name"] for row in rows] == recipe_names()
     assert all(20 < len(row["purpose"]) < 260 and row["purpose"].endswith(".") for row in rows)
@@ -576,7 +576,7 @@ def test_every_setting_of_a_recipe_has_a_value_a_default_and_a_meaning(call, tmp
 @pytest.mark.parametrize(
     "arguments", [["train", "digits", "--model", "ViT-Pico/2"], ["finetune", FIXTURE, "digits", "--recipe", "small"]]
 )
-def test_learning_rate_batch_and_resume_are_short_words(call, arguments, tmp_path):
+def test_lr_batch_and_bare_resume_are_accepted(call, arguments, tmp_path):
     arguments = [*arguments, "--output", tmp_path / "run", "--steps", "2", "--lr", "0.003", "--batch", "16"]
     done = call(*arguments)
     assert done.returncode == 0, done.stderr
@@ -592,7 +592,7 @@ def test_learning_rate_batch_and_resume_are_short_words(call, arguments, tmp_pat
 # What a run remembers, what others may catch
 
 
-def test_a_run_records_the_words_it_was_given(call, tmp_path):
+def test_run_records_its_command_line(call, tmp_path):
     arguments = ["train", "digits", "--model", "ViT-Pico/2", "--output", str(tmp_path / "a run"), "--steps", "1"]
     done = call(*arguments)
     assert done.returncode == 0, done.stderr
@@ -601,7 +601,7 @@ def test_a_run_records_the_words_it_was_given(call, tmp_path):
     assert (tmp_path / "a run" / "config.toml").read_text().startswith(f"# {command}\n")
 
 
-def test_our_errors_can_be_caught_by_one_name(monkeypatch):
+def test_all_errors_are_subclasses_of_vitrail_error(monkeypatch):
     with pytest.raises(vitrail.VitrailError):
         vitrail.load("nowhere")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -612,7 +612,7 @@ def test_our_errors_can_be_caught_by_one_name(monkeypatch):
 
 
 @pytest.mark.parametrize("flag", [field.name.replace("_", "-") for field in dataclasses.fields(Options)])
-def test_a_flag_without_its_last_letter_is_recognised(call, flag):
+def test_flag_without_its_last_letter_gets_a_suggestion(call, flag):
     done = call("train", "digits", "--model", "ViT-Pico/2", "--output", "run", f"--{flag[:-1]}", "1")
     assert done.returncode == 2
     assert f"Did you mean '--{flag}'?" in done.stderr
@@ -621,7 +621,7 @@ def test_a_flag_without_its_last_letter_is_recognised(call, flag):
 @pytest.mark.parametrize(
     ("user_policy", "busy", "expected"), [(None, 0.9, "passive"), (None, 0.1, None), ("active", 0.9, "active")]
 )
-def test_threads_wait_without_spinning_where_others_compute(call, monkeypatch, user_policy, busy, expected):
+def test_omp_threads_wait_passively_on_a_busy_machine(call, monkeypatch, user_policy, busy, expected):
     monkeypatch.setattr("vitrail.cli._busy_share", lambda: busy)
     monkeypatch.setenv("OMP_WAIT_POLICY", user_policy or "x")
     if user_policy is None:

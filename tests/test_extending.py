@@ -1,4 +1,4 @@
-"""A kind is one place: a toy of each sort in a package of its own (tests/extending) goes through everything we have."""
+"""Plugins of another package (tests/extending), one of each category, work in every command."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ TRAIN = ("train", "digits", "--threads", "1", "--steps", "20", "--batch", "64", 
 
 @pytest.fixture
 def toys(monkeypatch):
-    """The toys' package is installed, as far as Python can see."""
+    """Make the package of toy plugins appear installed."""
     monkeypatch.syspath_prepend(str(TOYS))
     registry._entry_points.cache_clear()
     yield
@@ -58,7 +58,7 @@ def weights_of(run):
 
 
 def train_and_resume(call, tmp_path, *settings):
-    """Train; train again, kill it, and resume to the same bits. Returns the run's folder."""
+    """Train twice, kill and resume the second run, compare the weights, and return its folder."""
     run, killed = tmp_path / "run", tmp_path / "killed"
     done = call(*TRAIN, *settings, "--output", run)
     assert done.returncode == 0, done.stderr
@@ -69,7 +69,7 @@ def train_and_resume(call, tmp_path, *settings):
     process.kill()
     _, err = process.communicate()
     assert process.returncode in (0, -signal.SIGKILL), err
-    # However far it came before it was killed, it goes on after step 7.
+    # The killed run may be past step 7; remove its later checkpoints to resume there.
     for path in (*killed.glob("checkpoints/step-*"), killed / "bundle"):
         if path.exists() and (path.name == "bundle" or int(path.name.removeprefix("step-")) > 7):
             shutil.rmtree(path)
@@ -81,7 +81,7 @@ def train_and_resume(call, tmp_path, *settings):
 
 
 def go_through(call, tmp_path, images, *settings):
-    """Train and resume, predict by both engines, inspect. Returns the bundle's folder."""
+    """Train, resume, predict with torch and ONNX, inspect, and return the folder of the bundle."""
     bundle = train_and_resume(call, tmp_path, *settings) / "bundle"
     answers = {}
     for engine in ("torch", "onnx"):
@@ -388,7 +388,7 @@ def test_help_lists_objectives_and_data_sources_of_other_packages(toys):
     assert "  DATA of the extension source.stripes\n" in done.stdout
 
 
-def test_a_bundle_whose_extension_is_missing_is_refused_and_nothing_runs(tmp_path):
+def test_bundle_with_a_missing_extension_is_rejected_without_running_code(tmp_path):
     registry._entry_points.cache_clear()
     from tests.bundles.test_bundle import FIXTURE
     from vitrail.core.files import _write_manifest
@@ -414,14 +414,14 @@ def test_a_bundle_whose_extension_is_missing_is_refused_and_nothing_runs(tmp_pat
         shutil.rmtree(folder)
 
 
-def test_an_unknown_name_is_asked_back(toys):
+def test_unknown_plugin_name_gets_a_suggestion(toys):
     with pytest.raises(UsageError, match=r"Position must be one of none, .*, diagonal, got 'diagnal'. Did you mean"):
         create("ViT-Pico/2", position="diagnal")
 
 
 @pytest.fixture
 def install(monkeypatch, tmp_path):
-    """Installs a package with one entry point, as far as Python can see."""
+    """Make a package with one entry point appear installed."""
     monkeypatch.syspath_prepend(str(TOYS))
 
     def with_entry_point(package, line):
@@ -436,7 +436,7 @@ def install(monkeypatch, tmp_path):
     registry._entry_points.cache_clear()
 
 
-def test_an_extension_that_cannot_be_imported_is_one_line(install):
+def test_extension_that_cannot_be_imported_gives_one_line(install):
     install("broken", "family.x = nowhere:X")
     with pytest.raises(
         VitrailError, match=r"Extension family.x of broken 2 cannot be used \(No module named 'nowhere'"
@@ -471,13 +471,13 @@ def test_a_family_must_state_the_name_of_its_entry_point(install, call, tmp_path
     ids=lambda value: value if isinstance(value, str) else value.category,
 )
 @pytest.mark.parametrize(("target", "got"), [("pathlib:Path", "<class '.*Path'>"), ("math:pi", "3.14")])
-def test_an_extension_of_another_type_is_refused(install, registry, base, target, got):
+def test_extension_of_a_wrong_type_is_rejected(install, registry, base, target, got):
     install("wrong", f"{registry.category}.x = {target}")
     with pytest.raises(VitrailError, match=f"{registry.category}.x of wrong 2 must be a subclass of {base}, got {got}"):
         registry["x"]
 
 
-def test_a_built_in_kind_is_used_instead_of_an_extension_of_its_name(install):
+def test_built_in_plugin_takes_precedence_over_an_extension(install):
     install("shadow", "family.vit = nowhere:X")
     assert FAMILIES["vit"] is ViTConfig
     assert list(FAMILIES).count("vit") == 1
@@ -485,7 +485,7 @@ def test_a_built_in_kind_is_used_instead_of_an_extension_of_its_name(install):
     assert create("ViT-Pico/2").config.extensions == {}
 
 
-def test_a_name_that_two_packages_use_is_refused(install):
+def test_plugin_name_of_two_packages_is_rejected(install):
     install("doubles", "family.coarse = toy_family.config:CoarseConfig")
     assert FAMILIES.extension_names == ["coarse"]  # listed, but nobody can tell which is meant
     with pytest.raises(

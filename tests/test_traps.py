@@ -1,4 +1,4 @@
-"""Traps that other ViT code bases fell into, found by reading them: each is a test that ours does not.
+"""Mistakes in other ViT code bases: each test checks that vitrail does not make one of them.
 
 What one of them does is said where the trap is; their files are public. Traps that are only about a library's own
 installation (versions asserted, files to be copied into another package) have no counterpart here.
@@ -39,7 +39,7 @@ def plain(**changes):
 
 
 def test_1_the_resize_rule_comes_with_the_weights(tmp_path):
-    """Four libraries interpolate positions in four ways: the same file would be four models."""
+    """Four libraries interpolate position embeddings differently, so the same file would give four models."""
     rng = np.random.default_rng(0)
     bundle = vitrail.Bundle(model=plain(), preprocess=Preprocess(resolution=64))
     vitrail.save(bundle, tmp_path / "ours")
@@ -57,16 +57,16 @@ def test_1_the_resize_rule_comes_with_the_weights(tmp_path):
 
 
 def test_2_a_grid_of_another_shape_with_as_many_patches_is_interpolated():
-    """timm compares counts of tokens: 8 x 32 into 16 x 16 is left as it is."""
+    """timm compares the number of tokens, so it does not interpolate from 8 x 32 to 16 x 16."""
     model = plain(resolution=(128, 512))
     square = model.resize(256)
     assert square.pos_embed.shape == model.pos_embed.shape
     assert not torch.equal(square.pos_embed, model.pos_embed)
-    assert torch.equal(square.pos_embed[:, 0], model.pos_embed[:, 0])  # [CLS] is no place
+    assert torch.equal(square.pos_embed[:, 0], model.pos_embed[:, 0])  # without the position of [CLS]
 
 
 def test_3_a_model_that_was_trained_on_wide_images_can_be_resized(tmp_path):
-    """Several take the square root of the number of patches for the grid."""
+    """Several code bases assume a square grid."""
     model = plain(resolution=(32, 128))
     vitrail.save(vitrail.Bundle(model=model, preprocess=Preprocess(resolution=(32, 128))), tmp_path / "wide")
     again = vitrail.load(tmp_path / "wide").model.resize((64, 128))
@@ -74,7 +74,7 @@ def test_3_a_model_that_was_trained_on_wide_images_can_be_resized(tmp_path):
 
 
 def test_4_a_head_for_other_classes_is_new_at_any_resolution():
-    """torchvision resets heads only if the length of the sequence changes, too."""
+    """torchvision replaces the head only if the sequence length changes, too."""
     bundle = vitrail.Bundle(model=plain(), preprocess=Preprocess(resolution=64), labels=("a", "b", "c"))
     for resolution in ((64, 64), (96, 96)):
         model, _, notes = adapt_bundle(bundle, ("d", "e", "f"), 3, Recipe(steps=1), resolution)
@@ -83,7 +83,7 @@ def test_4_a_head_for_other_classes_is_new_at_any_resolution():
 
 
 def test_5_the_last_images_of_a_test_set_count(tmp_path):
-    """vision_transformer drops what does not fill a batch: 600 images are scored on 512."""
+    """vision_transformer drops an incomplete batch: it evaluates 512 of 600 images."""
     rng = np.random.default_rng(0)
     np.savez(
         tmp_path / "data.npz", images=rng.integers(0, 256, (70, 28, 28), dtype=np.uint8), labels=np.arange(70) % 10
@@ -92,7 +92,7 @@ def test_5_the_last_images_of_a_test_set_count(tmp_path):
 
 
 def test_6_a_class_that_test_lacks_does_not_shift_the_others(tmp_path):
-    """vision_transformer numbers the folders of train and test apart, and reads *.jpg alone."""
+    """vision_transformer numbers the classes of train and test separately, and reads only *.jpg files."""
     for split, classes in (("train", "abc"), ("test", "ac")):
         for name in classes:
             (tmp_path / split / name).mkdir(parents=True)
@@ -101,15 +101,15 @@ def test_6_a_class_that_test_lacks_does_not_shift_the_others(tmp_path):
     assert data.splits["test"].labels.tolist() == [0, 2]
 
 
-def test_7_checkpoints_come_as_often_as_asked(tmp_path):
+def test_7_checkpoints_are_written_at_the_requested_interval(tmp_path):
     """vision_transformer ignores checkpoint_every."""
     recipe = Recipe(steps=3, batch=32)
     train("digits", "ViT-Pico/2", tmp_path / "run", recipe, Options(checkpoint_seconds=0, keep=9))
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 3
 
 
-def test_8_and_17_a_run_that_goes_on_sees_the_rest_of_its_epoch(tmp_path):
-    """timm skips it; DINOv2 begins the data anew."""
+def test_8_and_17_resumed_run_sees_the_rest_of_its_epoch(tmp_path):
+    """timm skips the rest of the epoch; DINOv2 restarts the data."""
     training, _ = open_data("digits").for_training(holdout=0, seed=0)
     eye = Preprocess(resolution=8, mean=(0.5,), std=(0.5,), crop_fraction=1.0)
     loader = Loader(training, eye, batch=100, seed=3)
@@ -118,7 +118,7 @@ def test_8_and_17_a_run_that_goes_on_sees_the_rest_of_its_epoch(tmp_path):
 
 
 def test_9_and_10_epsilon_gelu_and_pixels_come_along(tmp_path):
-    """Epsilon 1e-6 or 1e-12, exact GELU or tanh, [-1, 1] or ImageNet's statistics: a file alone does not say."""
+    """A file of weights does not state epsilon (1e-6 or 1e-12), GELU (exact or tanh) or pixel statistics."""
     model = plain(norm_epsilon=1e-12, activation="gelu-tanh")
     eye = Preprocess(resolution=64, mean=IMAGENET_MEAN, resize="squash", crop_fraction=1.0, interpolation="bilinear")
     vitrail.save(vitrail.Bundle(model=model, preprocess=eye), tmp_path / "ours")
@@ -129,15 +129,15 @@ def test_9_and_10_epsilon_gelu_and_pixels_come_along(tmp_path):
     assert back.preprocess == eye
 
 
-def test_11_the_share_held_out_is_a_matter_of_the_seed():
-    """transformers' example draws another one in every run."""
+def test_11_the_held_out_share_depends_on_the_seed_only():
+    """transformers' example draws another held-out share in every run."""
     data = open_data("digits")
     held_out = [data.for_training(holdout=0.1, seed=seed)[1].images.sum() for seed in (0, 0, 1)]
     assert held_out[0] == held_out[1] != held_out[2]
 
 
-def test_13_the_shape_is_the_papers():
-    """A popular ViT has no qkv bias and two norms more: no published checkpoint fits."""
+def test_13_model_shapes_equal_the_paper():
+    """A popular ViT has no qkv bias and two more norms, so no published checkpoint can be loaded."""
     assert find("ViT-B/16").parameters == 86_567_656
 
 
@@ -152,19 +152,19 @@ def test_14_attention_is_scaled_by_the_width_of_a_head_on_any_device():
     assert not [path for path in SOURCE.rglob("*.py") if ".cuda()" in path.read_text()]
 
 
-def test_15_pixels_that_no_patch_covers_are_refused():
+def test_15_resolution_not_divisible_by_the_patch_is_rejected():
     """A face model of 112 px with patches of 9 px loses 4 of them."""
     with pytest.raises(UsageError, match="must divide into whole patches"):
         vitrail.create("ViT-B/16", resolution=112, patch=9)
 
 
 def test_16_the_grid_of_the_small_hybrid():
-    """Its name says 16, its stem and patches say 32."""
+    """Its name states 16 px; its stem and patches together reduce by 32."""
     assert find("R+ViT-Ti/16").grid == (7, 7)
 
 
-def test_18_a_higher_resolution_keeps_what_was_learned_of_places():
-    """transformers, told to ignore other sizes, draws them anew."""
+def test_18_position_embeddings_are_interpolated_at_a_higher_resolution():
+    """transformers with ignore_mismatched_sizes replaces the position embeddings by random ones."""
     model = plain()
     larger = model.resize(128)
     table = larger.pos_embed[0, 1:].unflatten(0, (8, 8))
@@ -172,7 +172,7 @@ def test_18_a_higher_resolution_keeps_what_was_learned_of_places():
     torch.testing.assert_close(table[::7, ::7], corners[::3, ::3])  # Google's rule keeps corners
 
 
-def test_19_a_cache_of_images_remembers_no_augmentation(tmp_path):
+def test_19_cached_images_are_not_augmented(tmp_path):
     """torchvision's reference stores the transforms with the data."""
     (tmp_path / "data" / "a").mkdir(parents=True)
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
@@ -189,7 +189,7 @@ def test_19_a_cache_of_images_remembers_no_augmentation(tmp_path):
         assert cache.hits == 1
 
 
-def test_no_pickle_is_trusted_anywhere():
+def test_no_module_unpickles_outside_the_sandbox():
     for path in SOURCE.rglob("*.py"):
         text = path.read_text()
         if (
@@ -203,8 +203,8 @@ def test_no_pickle_is_trusted_anywhere():
         assert all("weights_only=True" in call for call in re.findall(r"torch\.load\([^)]*\)", text)), path
 
 
-def test_the_papers_recipes_do_not_overrule_what_a_bundle_says_of_pixels(tmp_path):
-    """Google's recipes want [-1, 1]; a bundle of DeiT's weights does not."""
+def test_recipes_do_not_override_the_preprocessing_of_a_bundle(tmp_path):
+    """Google's recipes scale pixels to [-1, 1]; a bundle of DeiT's weights uses other statistics."""
     assert find_recipe("paper-finetune").preprocess["mean"] == [0.5, 0.5, 0.5]
     main(
         [

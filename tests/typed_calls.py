@@ -1,4 +1,4 @@
-"""Right and wrong calls, as an editor sees them: `ty` must object to the lines marked `wrong` and to no others."""
+"""Valid and invalid calls for the type checker: `ty` must report the lines marked `wrong` and no others."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Errors carry what they say: nobody has to parse their messages."""
+"""Errors have attributes for path and cause, so that no caller parses messages."""
 
 import ast
 import pickle
@@ -38,7 +38,7 @@ from vitrail.data.sources.registry import open_data
         (CorruptFileError("No image is whole."), "No image is whole.", None, "No image is whole"),
     ],
 )
-def test_a_damaged_file_has_a_path_and_a_cause(error, message, path, cause):
+def test_corrupt_file_error_has_a_path_and_a_cause(error, message, path, cause):
     for copy in (error, pickle.loads(pickle.dumps(error))):
         assert (str(copy), copy.path, copy.cause) == (message, path, cause)
 
@@ -65,8 +65,8 @@ def test_path_and_cause_where_files_are_read(tmp_path):
         assert caught.value.cause in str(caught.value)
 
 
-def test_doctor_says_the_cause_alone_whatever_a_file_is_called(tmp_path):
-    """A name that reads like a message, found in it by a pattern, would be taken for the cause."""
+def test_doctor_prints_the_cause_for_any_file_name(tmp_path):
+    """A pattern would take a file name that looks like a message for the cause."""
     for label in "ab":
         (tmp_path / label).mkdir()
         Image.new("RGB", (9, 9), (len(label), ord(label), 0)).save(tmp_path / label / "good.png")
@@ -83,8 +83,8 @@ def test_doctor_says_the_cause_alone_whatever_a_file_is_called(tmp_path):
     }
 
 
-def test_messages_that_begin_with_a_path_are_made_in_one_place():
-    """`CorruptFileError(f"{path!r} ...")` would say a path without carrying it."""
+def test_messages_that_start_with_a_path_are_built_by_the_error_class():
+    """`CorruptFileError(f"{path!r} ...")` would state a path in its message without having the attribute."""
     written = []
     for file in sorted(Path(vitrail.__file__).parent.rglob("*.py")):
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

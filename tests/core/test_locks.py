@@ -1,4 +1,4 @@
-"""One process at a time writes a run, and one of many makes an ONNX file."""
+"""Locks: one process at a time writes a run folder or builds an ONNX file."""
 
 import contextlib
 import errno
@@ -34,7 +34,7 @@ with file_lock(Path(sys.argv[1]), lambda holder: sys.exit(holder)):
 
 @contextlib.contextmanager
 def holder(path, *more):
-    """Another process that holds a lock."""
+    """Start another process that holds a lock, and yield it."""
     process = subprocess.Popen([sys.executable, "-c", HOLD, path, *more], stdout=subprocess.PIPE, text=True)
     try:
         process.child = int(process.stdout.readline())
@@ -52,7 +52,7 @@ def name(process):
     return f"process {process.pid} on {socket.gethostname()}"
 
 
-def test_who_comes_second_is_told_who_was_first(tmp_path):
+def test_lock_error_names_the_process_that_holds_the_lock(tmp_path):
     path = tmp_path / "new" / ".lock"
     with holder(path) as process:
         with pytest.raises(UsageError, match=name(process)), file_lock(path, refuse):
@@ -87,7 +87,7 @@ def test_children_do_not_inherit_a_lock(tmp_path):
         )
 
 
-def test_who_may_wait_goes_on_when_the_other_is_done(tmp_path):
+def test_waiting_process_gets_the_lock_after_its_release(tmp_path):
     waited = []
     with holder(tmp_path / ".lock") as process:
 
@@ -100,7 +100,7 @@ def test_who_may_wait_goes_on_when_the_other_is_done(tmp_path):
     assert waited == [name(process)]
 
 
-def test_an_output_that_another_process_writes_is_left_alone(call, tmp_path):
+def test_run_folder_locked_by_another_process_is_unchanged(call, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(HALF_WAY, run)
     (writing := run / "checkpoints" / ".step-000000040.writing-x").mkdir()
@@ -119,7 +119,7 @@ def test_an_output_that_another_process_writes_is_left_alone(call, tmp_path):
     assert (run / ".lock").read_text().startswith(f"process {os.getpid()} ")
 
 
-def test_a_lock_is_no_content(call, tmp_path):
+def test_folder_with_only_a_lock_file_counts_as_empty(call, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").touch()
     assert call(*TRAIN, "--output", tmp_path / "run").returncode == 0
@@ -127,12 +127,12 @@ def test_a_lock_is_no_content(call, tmp_path):
     for leaves in (".lock", ".config.toml.writing"):
         (tmp_path / "begun" / leaves).touch()
     assert call(*TRAIN, "--output", tmp_path / "begun", "--resume", "auto").returncode == 0
-    # A mistake that shows after the output was looked at leaves no folder behind.
+    # An error after the output folder was checked leaves no folder.
     assert call(*TRAIN, "model.classes=3", "--output", tmp_path / "new").returncode == 2
     assert not (tmp_path / "new").exists()
 
 
-def test_without_locks_a_run_goes_on_and_says_so(call, tmp_path, monkeypatch):
+def test_run_on_a_file_system_without_locks_prints_a_note(call, tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -146,7 +146,7 @@ def test_without_locks_a_run_goes_on_and_says_so(call, tmp_path, monkeypatch):
     assert alive.is_dir()
 
 
-def test_tidy_spares_live_writers(tmp_path):
+def test_removing_old_checkpoints_keeps_folders_being_written(tmp_path):
     for leaves in (".step-000000009.writing-x", ".step-000000008.removed"):
         (tmp_path / leaves).mkdir()
     remove_old_checkpoints(tmp_path, keep=2, best=None)
@@ -156,7 +156,7 @@ def test_tidy_spares_live_writers(tmp_path):
 
 
 @pytest.mark.slow
-def test_of_two_runs_at_once_one_trains(tmp_path):
+def test_second_run_in_the_same_folder_is_rejected(tmp_path):
     command = [sys.executable, "-m", "vitrail", *TRAIN, "--output", tmp_path / "run", "--resume", "auto"]
     command[command.index("2")] = "400"
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
@@ -193,7 +193,7 @@ print(cache.prepare_model_file(sys.argv[1], OnnxEngine, "float32"))
 """
 
 
-def test_processes_that_want_the_same_file_make_it_once(tmp_path):
+def test_concurrent_processes_build_a_model_file_once(tmp_path):
     shutil.copytree(HALF_WAY.with_name("bundle-format-1"), tmp_path / "bundle")
     command = [sys.executable, "-c", MAKE, tmp_path / "bundle", tmp_path / "made"]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]

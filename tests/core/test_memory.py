@@ -1,4 +1,4 @@
-"""Memory: what cannot fit is refused before the first step, and a failed allocation is one line."""
+"""Memory checks before training, and one-line errors for failed allocations."""
 
 import re
 import subprocess
@@ -34,7 +34,7 @@ def run_limited(size, *words):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_train_refuses_a_batch_that_cannot_fit_and_names_one_that_does(tmp_path):
+def test_train_rejects_a_batch_larger_than_memory_and_suggests_a_smaller_one(tmp_path):
     arguments = ("train", "digits", *LARGE, "--output", tmp_path / "run")
     done = run_limited(4e8, *arguments, "--batch", "1024")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
@@ -47,13 +47,13 @@ def test_train_refuses_a_batch_that_cannot_fit_and_names_one_that_does(tmp_path)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_model_that_cannot_fit_is_refused_before_it_is_built(tmp_path):
+def test_model_larger_than_memory_is_rejected_before_it_is_built(tmp_path):
     done = run_limited(2e8, "train", "digits", "--model", "ViT-L/16", "--output", tmp_path / "run", "--steps", "1")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert re.match(r"vitrail: Model ViT-L/16 must fit into memory: it needs 1\.2 GB, got", done.stderr)
 
 
-def test_available_memory_keeps_to_limits_of_process_and_control_groups(tmp_path):
+def test_available_memory_respects_limits_of_process_and_control_groups(tmp_path):
     script = (
         "import resource; from vitrail.core import memory\n"
         "limit = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + 2**28\n"
@@ -110,13 +110,13 @@ def test_a_failed_allocation_is_one_line(name, library, monkeypatch, capsys):
         "libtorch_cpu.so: failed to map segment from shared object",
     ],
 )
-def test_failures_of_devices_and_libraries_are_known(text):
+def test_allocation_failures_of_devices_and_libraries_are_recognised(text):
     assert memory.is_allocation_failure(RuntimeError(text))
     assert not memory.is_allocation_failure(RuntimeError("shapes cannot be multiplied"))
     assert "could not be allocated" in memory.describe_allocation_failure(RuntimeError(text))
 
 
-def test_a_failed_allocation_in_training_says_what_to_change():
+def test_failed_allocation_in_training_gives_advice():
     with pytest.raises(OutOfMemoryError, match=r"images at a time: .* Start a new run with --batch 8, --set accum"):
         vitrail.train("digits", "ViT-Pico/2", steps=2, batch=16, callback=lambda step: torch.empty(2**58))
 
@@ -128,7 +128,7 @@ def test_a_run_without_steps_needs_no_memory_for_one(tmp_path, monkeypatch):
     assert vitrail.finetune("fashion", "digits", recipe="frozen", output=tmp_path / "head").steps == 0
 
 
-def test_memory_that_runs_out_while_speed_is_measured_says_what_to_change(monkeypatch):
+def test_failed_allocation_during_speed_measurement_gives_advice(monkeypatch):
     def fail(trainer, batch, stop=None):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
 
@@ -143,7 +143,7 @@ def test_small_runs_are_not_measured(monkeypatch):
 
 
 @pytest.mark.parametrize("settings", [{"model.norm": "batch"}, {"model.dropout": 0.1, "optimiser": "muon"}], ids=str)
-def test_measuring_changes_no_bit_of_the_run(settings, monkeypatch):
+def test_measuring_memory_gives_identical_weights(settings, monkeypatch):
     footprints = []
     plain = vitrail.train("digits", "ViT-Pico/2", steps=3, batch=16, settings=settings)
     measure = memory_estimate._measure_footprint
@@ -164,7 +164,7 @@ def test_measuring_changes_no_bit_of_the_run(settings, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["ViT-Nano/7", "Hybrid-Nano", "ResNet-Nano", "Mixer-Nano/7", "LSTM-Nano/7", "MLP-Nano"]
 )
-def test_macs_bound_the_activations_of_an_image(name, monkeypatch):
+def test_macs_are_an_upper_bound_of_activation_memory(name, monkeypatch):
     """Small runs are not measured by this rule."""
     footprints = []
     monkeypatch.setattr(memory_estimate, "_NEGLIGIBLE_SHARE", 0)

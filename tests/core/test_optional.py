@@ -1,4 +1,4 @@
-"""Nothing that we import reports to its maker: no file in the user's home, no name looked up."""
+"""Telemetry of optional packages is off: no file in the home folder, no DNS lookup."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ if find_spec("onnxruntime") is None:  # an import would be what is tested
 
 
 def alone(home):
-    """An environment without any variable by which the library would take us for a test machine."""
+    """Return an environment without the variables by which the library detects a test machine."""
     return {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(Path(vitrail.__file__).parents[1])}
 
 
@@ -31,7 +31,7 @@ def left_behind(home, script):
 
 
 @pytest.mark.parametrize(("package", "extra"), [("onnxruntime", "onnx"), ("openvino", "openvino")])
-def test_nothing_is_left_in_the_users_home(package, extra, tmp_path):
+def test_importing_extras_writes_nothing_to_the_home_folder(package, extra, tmp_path):
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     ours = OURS.replace("'onnxruntime', 'onnx'", f"{package!r}, {extra!r}")
@@ -40,7 +40,7 @@ def test_nothing_is_left_in_the_users_home(package, extra, tmp_path):
         pytest.skip(f"this build of {package} leaves nothing behind by itself, so the test shows nothing")
 
 
-def test_child_processes_inherit_the_switches_and_the_users_own_choice_stays(tmp_path):
+def test_child_processes_inherit_telemetry_variables_and_user_values_are_kept(tmp_path):
     names = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY")
     child = f"import os; print([os.environ.get(name) for name in {names}])"
     script = f"{OURS}; import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
@@ -49,7 +49,7 @@ def test_child_processes_inherit_the_switches_and_the_users_own_choice_stays(tmp
     assert (done.stdout, done.stderr) == ("['1', '0']\n", "")
 
 
-def test_an_import_that_came_too_early_is_said_once(monkeypatch, capsys):
+def test_early_import_of_an_extra_prints_one_note(monkeypatch, capsys):
     import_without_telemetry("onnxruntime")  # from now on it is imported, and quiet
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
     import_without_telemetry("onnxruntime")
@@ -61,8 +61,8 @@ def test_an_import_that_came_too_early_is_said_once(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_no_name_is_looked_up(tmp_path):
-    """The library waits for some seconds before it does; both processes wait longer."""
+def test_importing_extras_makes_no_dns_lookup(tmp_path):
+    """The library waits some seconds before its lookup; both processes wait longer."""
     if not shutil.which("strace"):
         pytest.skip("strace is not installed")
     processes = []

@@ -1,4 +1,4 @@
-"""Files that strangers made: refused in a line where they ask for more than tensors, and nothing of them is run."""
+"""Untrusted files of weights: malicious or corrupt ones give one line, and no code in them is run."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ ALONE = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class Evil:
-    """What a pickle may ask for."""
+    """An object whose pickle runs code: unpickling creates the file `canary`."""
 
     def __init__(self, canary):
         self.canary = str(canary)
@@ -38,7 +38,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("kind", ["torch", "plain", "nested", "npz", "garbage", "empty", "bomb"])
-def test_hostile_files_are_refused_and_do_nothing(tmp_path, kind):
+def test_malicious_pickles_are_rejected_without_running_code(tmp_path, kind):
     canary, path = tmp_path / "canary", tmp_path / "model.pth"
     match kind:
         case "torch":
@@ -89,7 +89,7 @@ ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         b"",
     ],
 )
-def test_damaged_safetensors_are_refused(tmp_path, content):
+def test_corrupt_safetensors_are_rejected(tmp_path, content):
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(CorruptFileError) as caught:
@@ -97,7 +97,7 @@ def test_damaged_safetensors_are_refused(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
-def test_weights_that_are_no_numbers_are_refused(tmp_path):
+def test_weights_with_nan_are_rejected(tmp_path):
     tensors = small().model.state_dict()
     tensors["blocks.1.mlp.fc1.weight"] = tensors["blocks.1.mlp.fc1.weight"].clone()
     tensors["blocks.1.mlp.fc1.weight"][3, 5] = float("nan")
@@ -107,7 +107,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x.pth", "x.npz", "model.safetensors", "model.safetensors.index.json"])
-def test_pipes_are_no_checkpoints(tmp_path, name):
+def test_pipe_in_place_of_a_checkpoint_is_rejected(tmp_path, name):
     os.mkfifo(tmp_path / name)
     for source in (tmp_path, tmp_path / name):
         with pytest.raises(VitrailError) as caught:
@@ -115,7 +115,7 @@ def test_pipes_are_no_checkpoints(tmp_path, name):
         assert "\n" not in str(caught.value)
 
 
-def test_pipes_beside_checkpoints_are_not_read(tmp_path, call):
+def test_pipe_next_to_a_checkpoint_is_not_read(tmp_path, call):
     save_file(small().model.state_dict(), tmp_path / "model.safetensors")
     for name in ("config.json", "preprocessor_config.json", "README.md", "labels.json", "recipe.toml"):
         os.mkfifo(tmp_path / name)
@@ -129,7 +129,7 @@ def test_pipes_beside_checkpoints_are_not_read(tmp_path, call):
 
 
 def test_documents_are_at_most_64_megabytes(tmp_path, call):
-    """A config.json of 400 MB would cost a gigabyte."""
+    """Parsing a config.json of 400 MB would need a gigabyte of memory."""
     save_file(small().model.state_dict(), tmp_path / "model.safetensors")
     large = tmp_path / "config.json"
     large.write_bytes(b"[]")
@@ -154,7 +154,7 @@ def test_weights_in_npz_are_unpacked_once_and_only_if_they_fit(tmp_path, monkeyp
     tensors = _read_tensor_file(tmp_path / "x.npz", notes)
     peak = tracemalloc.get_traced_memory()[1]
     assert (list(tensors), len(notes)) == (["kernel"], 1)
-    assert peak < 1.1 * 2**25  # what is no weight is not unpacked
+    assert peak < 1.1 * 2**25  # other arrays are not unpacked
     del tensors
     monkeypatch.setattr("vitrail.core.memory.available_memory", lambda: 2**26)
     tracemalloc.reset_peak()
@@ -165,7 +165,7 @@ def test_weights_in_npz_are_unpacked_once_and_only_if_they_fit(tmp_path, monkeyp
 
 
 def test_a_pickle_is_read_without_network(tmp_path):
-    """In a network namespace of its own where the system allows it; never with a socket from Python."""
+    """The process has its own network namespace if the system allows it, and no sockets in any case."""
     torch.save({"a": torch.zeros(3)}, tmp_path / "a.pth")
     script = (
         "import os, runpy, sys\n"
@@ -190,7 +190,7 @@ def test_a_pickle_is_read_without_network(tmp_path):
     assert done.returncode == 0
 
 
-def test_what_reads_pickles_imports_nothing_of_ours(tmp_path):
+def test_sandbox_process_imports_nothing_from_vitrail(tmp_path):
     torch.save({"a": torch.zeros(3)}, tmp_path / "a.pth")
     script = (
         "import runpy, sys\n"
@@ -203,8 +203,8 @@ def test_what_reads_pickles_imports_nothing_of_ours(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_compressed_pickle_fills_no_memory(tmp_path):
-    """PyTorch stores its records plain, but reads compressed ones: 2 MB that unpack to 512 MB."""
+def test_compressed_pickle_is_rejected_within_the_memory_limit(tmp_path):
+    """PyTorch writes uncompressed records but reads compressed ones: here 2 MB unpack to 512 MB."""
     torch.save({"a": torch.zeros(2**27)}, tmp_path / "plain.pth")
     with (
         zipfile.ZipFile(tmp_path / "plain.pth") as plain,
@@ -217,8 +217,8 @@ def test_a_compressed_pickle_fills_no_memory(tmp_path):
         import_weights(str(tmp_path / "bomb.pth"), UserHints())
 
 
-def test_anybody_may_read_a_pickle_of_ordinary_size(tmp_path):
-    """Limits on processes do not bind root, but they bind everybody else: no thread may be needed."""
+def test_unprivileged_user_can_read_a_pickle(tmp_path):
+    """Limits on processes apply to all users except root, so the reader must not start threads."""
     if os.getuid() != 0 or not shutil.which("setpriv"):
         pytest.skip("to become somebody else, be root and have setpriv")
     folder = Path(tempfile.mkdtemp())
@@ -243,8 +243,8 @@ def test_anybody_may_read_a_pickle_of_ordinary_size(tmp_path):
     shutil.rmtree(folder)
 
 
-def test_what_lies_beside_the_weights_in_a_pickle(tmp_path):
-    """Averages are taken, as timm does, and it is said; a Namespace of arguments is harmless."""
+def test_averaged_weights_in_a_pickle_are_preferred_with_a_note(tmp_path):
+    """Averaged weights are preferred, as in timm, with a note; an argparse.Namespace is accepted."""
     tensors = small().model.state_dict()
     last = {name: tensor + 1 for name, tensor in tensors.items()}
     checkpoint = {"state_dict": last, "state_dict_ema": tensors, "args": argparse.Namespace(lr=0.1), "epoch": 7}
@@ -254,14 +254,14 @@ def test_what_lies_beside_the_weights_in_a_pickle(tmp_path):
     assert "of its tables state_dict_ema is taken, not state_dict" in imported.notes
 
 
-def test_tensors_larger_than_their_file_are_refused(tmp_path):
+def test_tensors_larger_than_their_file_are_rejected(tmp_path):
     torch.save({"a": torch.zeros(1).expand(2**33)}, tmp_path / "bomb.pth")
     with pytest.raises(CorruptFileError, match="would fill 34,359,738,368 bytes"):
         import_weights(str(tmp_path / "bomb.pth"), UserHints())
 
 
-def test_hostile_files_are_refused_with_the_network_cut(tmp_path):
-    """The same with the whole command in a network namespace without interfaces: nothing of it needs one."""
+def test_malicious_pickle_is_rejected_in_a_process_without_network(tmp_path):
+    """The command runs in a network namespace without interfaces, because it does not need the network."""
     cut = ["unshare", "--net", "--map-root-user"]
     if not shutil.which("unshare") or subprocess.run([*cut, "true"], capture_output=True, check=False).returncode:
         pytest.skip("unshare -n is not allowed here")
@@ -276,7 +276,7 @@ def test_hostile_files_are_refused_with_the_network_cut(tmp_path):
 
 
 def test_a_flipped_bit_in_a_pickle_is_found_by_its_checksum(tmp_path):
-    """PyTorch does not look at the checksums that it writes; it can also leave them out."""
+    """PyTorch does not verify the checksums that it writes; it can also omit them."""
     weights = torch.arange(1000.0)
     path = tmp_path / "a.pth"
     torch.save({"a": weights}, path)
@@ -295,15 +295,15 @@ def test_a_flipped_bit_in_a_pickle_is_found_by_its_checksum(tmp_path):
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 @pytest.mark.parametrize("name", ["a.npz", "a.pth"])
-def test_zips_that_zipfile_unpacks_without_a_limit_are_refused(tmp_path, name, method):
+def test_zips_with_unbounded_compression_are_rejected(tmp_path, name, method):
     with zipfile.ZipFile(tmp_path / name, "w", method) as archive:
         archive.writestr("a.npy", bytes(2**20))
     with pytest.raises(CorruptFileError, match=r"'a.npy' is neither stored nor deflated"):
         _read_tensor_file(tmp_path / name, [])
 
 
-def test_weights_that_are_integers_are_refused(tmp_path):
-    """A changed letter of a header, F32 to I32, makes other numbers of the same bytes."""
+def test_integer_weights_are_rejected(tmp_path):
+    """One changed letter in a header, F32 to I32, gives other numbers from the same bytes."""
     tensors = small().model.state_dict()
     tensors["norm.bias"] = tensors["norm.bias"].view(torch.int32)
     save_file(tensors, tmp_path / "a.safetensors")
@@ -311,8 +311,8 @@ def test_weights_that_are_integers_are_refused(tmp_path):
         import_weights(str(tmp_path / "a.safetensors"), UserHints())
 
 
-def test_a_tensor_under_two_names_is_refused(tmp_path):
-    """With and without a prefix, or in two files of a sharded checkpoint: one of them would be taken in silence."""
+def test_tensor_under_two_names_is_rejected(tmp_path):
+    """With and without a prefix, or in two files of a sharded checkpoint: one of them would be ignored silently."""
     tensors = small().model.state_dict()
     torch.save({**tensors, "module.norm.bias": tensors["norm.bias"] + 1}, tmp_path / "a.pth")
     with pytest.raises(CorruptFileError, match=r"it has a tensor twice, with and without the prefix module\."):
@@ -343,7 +343,7 @@ def test_checkpoints_in_folders_that_are_not_utf8_are_read(tmp_path, call):
 
 
 @pytest.mark.parametrize("arguments", [["evaluate", "fashion", "fashion-40"], ["predict", "fashion", __file__]])
-def test_too_little_memory_for_torch_is_one_line(arguments):
+def test_too_little_memory_to_import_torch_gives_one_line(arguments):
     done = subprocess.run(
         ["sh", "-c", 'ulimit -v 300000 && exec "$@"', "sh", sys.executable, "-m", "vitrail", *arguments],
         capture_output=True,

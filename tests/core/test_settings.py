@@ -1,4 +1,4 @@
-"""Settings check their fields by what the types of the fields declare."""
+"""Settings check their fields against the declared types and bounds."""
 
 import dataclasses
 from typing import Annotated, Literal
@@ -28,7 +28,7 @@ class Window(Settings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WideWindow(Window):
-    """A field declared again keeps its bounds, unless it has others."""
+    """A redeclared field keeps its bounds, unless it declares others."""
 
     count: int = 9
     share: Annotated[float, Bounds(0, 2)] = 2
@@ -54,19 +54,19 @@ class WideWindow(Window):
     ],
     ids=str,
 )
-def test_a_value_outside_of_its_declaration_is_an_error(setting, message):
+def test_setting_outside_its_bounds_is_rejected(setting, message):
     with pytest.raises(UsageError) as caught:
         Window(**setting)
     assert str(caught.value).startswith(message)
 
 
-def test_a_field_that_a_subclass_declares_again_keeps_its_bounds_unless_it_has_others():
+def test_redeclared_field_inherits_its_bounds():
     with pytest.raises(UsageError, match="Count must be an integer from 1 to 9, got 10"):
         WideWindow(count=10)
     assert WideWindow(share=1.5).share == 1.5
 
 
-def test_values_become_pythons_own():
+def test_numpy_values_of_settings_become_python_values():
     window = Window(size=np.int64(5), count=np.int32(2), share=0, colour=[1, 2, 3], weights=[-1, 1.0])
     assert (window.size, window.colour, window.weights, window.limit) == ((5, 5), (1, 2, 3), (-1, 1.0), None)
     assert {type(window.count), *map(type, window.size)} == {int}

@@ -1,4 +1,4 @@
-"""What people see of a run while it runs, in terminals of any width."""
+"""Progress lines and meters in terminals of any width."""
 
 import contextlib
 import errno
@@ -21,14 +21,14 @@ from vitrail.training.run_log import RunLog
 FIELDS = {"loss": 2.3456, "learning_rate": 1e-3, "images_per_second": 1234.0}
 
 
-class Terminal(io.StringIO):
+class FakeTerminal(io.StringIO):
     def isatty(self):
         return True
 
 
 def line_of(tmp_path, monkeypatch, width, *, held_out, total=1560, fields=FIELDS):
-    """The last state of the progress line of a terminal."""
-    terminal = Terminal()
+    """Return the last state of the progress line of a run in a terminal."""
+    terminal = FakeTerminal()
     console = Console(file=terminal, width=width, force_terminal=True, legacy_windows=False)
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr("vitrail.training.progress_line.Console", lambda **_: console)
@@ -42,7 +42,7 @@ def line_of(tmp_path, monkeypatch, width, *, held_out, total=1560, fields=FIELDS
 
 
 @pytest.mark.parametrize("total", [1560, 123_456])
-def test_80_columns_show_everything_that_matters(tmp_path, monkeypatch, total):
+def test_progress_line_of_80_columns_shows_all_parts(tmp_path, monkeypatch, total):
     line = line_of(tmp_path, monkeypatch, 80, held_out="accuracy 95.4%", total=total)
     assert len(line) <= 80
     for part in (f"{total // 2 + 10}/{total}", "loss 2.3456", "1,234 images/s", " left", "held-out 95.4%"):
@@ -59,14 +59,14 @@ def test_80_columns_show_everything_that_matters(tmp_path, monkeypatch, total):
         (120, ("790/1560", "loss 2.3456", "lr 1.00e-03", "1,234 images/s", "held-out 95.4%", "━" * 20), ()),
     ],
 )
-def test_narrow_terminals_lose_the_least_important_first(tmp_path, monkeypatch, width, expected, dropped):
+def test_narrow_progress_line_drops_the_least_important_parts(tmp_path, monkeypatch, width, expected, dropped):
     line = line_of(tmp_path, monkeypatch, width, held_out="accuracy 95.4%")
     assert len(line) <= width
     assert [part for part in expected if part not in line] == []
     assert [part for part in dropped if part in line] == []
 
 
-def test_without_a_terminal_the_line_says_what_is_right(tmp_path, capsys):
+def test_progress_line_without_a_terminal(tmp_path, capsys):
     with RunLog(tmp_path, 10, writes=True) as log:
         log.progress(10, FIELDS, "colours right 25.0%")
     assert capsys.readouterr().err == (
@@ -74,8 +74,8 @@ def test_without_a_terminal_the_line_says_what_is_right(tmp_path, capsys):
     )
 
 
-def test_a_meter_shows_what_takes_a_while_and_leaves_nothing(monkeypatch):
-    terminal, times = Terminal(), iter([0.0, 0.5, 1.1, 1.2, 1.4, 1.5])
+def test_meter_appears_after_a_second_and_is_cleared(monkeypatch):
+    terminal, times = FakeTerminal(), iter([0.0, 0.5, 1.1, 1.2, 1.4, 1.5])
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr("vitrail.core.terminal.time.monotonic", lambda: next(times))
     meter = Meter(1000, "images")
@@ -83,8 +83,8 @@ def test_a_meter_shows_what_takes_a_while_and_leaves_nothing(monkeypatch):
         meter(done)
     first, second = "128 of 1,000 images, 0:07 left, 116 images/s", "256 of 1,000 images, 0:04 left, 183 images/s"
     assert terminal.getvalue() == f"\r{first}\r{second}\r{len(second) * ' '}\r"
-    # Nothing that is over in a moment, and nothing where nobody watches.
-    for stream in (Terminal(), io.StringIO()):
+    # No line for short work, and none without a terminal.
+    for stream in (FakeTerminal(), io.StringIO()):
         monkeypatch.setattr("sys.stderr", stream)
         times = iter([0.0, 0.1, 0.2] if stream.isatty() else [0.0, 5.0, 9.0])
         meter = Meter(2, "images")
@@ -93,8 +93,8 @@ def test_a_meter_shows_what_takes_a_while_and_leaves_nothing(monkeypatch):
         assert stream.getvalue() == ""
 
 
-class Full(Terminal):
-    """A stream on a full disk, or of a terminal that was closed."""
+class UnwritableStream(FakeTerminal):
+    """A stream on a full disk, or of a closed terminal."""
 
     def write(self, _=""):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -103,9 +103,9 @@ class Full(Terminal):
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_messages_that_cannot_be_written_do_not_end_a_run(call, tmp_path, monkeypatch, is_terminal):
-    monkeypatch.setattr(Full, "isatty", lambda _: is_terminal)
-    monkeypatch.setattr("sys.stderr", Full())
+def test_unwritable_messages_do_not_end_a_run(call, tmp_path, monkeypatch, is_terminal):
+    monkeypatch.setattr(UnwritableStream, "isatty", lambda _: is_terminal)
+    monkeypatch.setattr("sys.stderr", UnwritableStream())
     done = call("train", "digits", "--model", "ViT-Pico/2", "--steps", "2", "--output", tmp_path / "run")
     assert done.returncode == 0
     assert f"model   {tmp_path / 'run' / 'bundle'}\n" in done.stdout
@@ -115,7 +115,7 @@ def test_messages_that_cannot_be_written_do_not_end_a_run(call, tmp_path, monkey
 
 @pytest.fixture
 def watched(monkeypatch):
-    """Makes stderr a real terminal of 60 columns on which meters show at once; returns what was written to it."""
+    """Return a function that calls `run` with a terminal of 60 columns as stderr, and returns its result and output."""
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
     os.set_blocking(master, False)
@@ -150,7 +150,7 @@ def photos(tmp_path):
 LINE = re.compile(r"\r(\d+) of 12 images, \d+:\d\d left, [\d,.]+ images/s")
 
 
-def test_predict_shows_progress_in_a_terminal_and_leaves_stdout_as_it_is(call, watched, photos, tmp_path):
+def test_predict_shows_progress_in_a_terminal_with_unchanged_stdout(call, watched, photos, tmp_path):
     arguments = ("predict", "fashion", photos, "--json")
     plain = call(*arguments)
     assert plain.stderr == ""
@@ -167,7 +167,7 @@ def test_predict_shows_progress_in_a_terminal_and_leaves_stdout_as_it_is(call, w
 
 
 def test_predict_clears_the_progress_line_before_each_row(call, watched, photos, monkeypatch):
-    """Rows and progress share a terminal."""
+    """Rows and the progress line are printed to the same terminal."""
     written = []
 
     def run():
@@ -204,7 +204,7 @@ def test_an_error_clears_the_progress_line(watched):
 
 
 def test_a_meter_fits_narrow_terminals(monkeypatch):
-    terminal = Terminal()
+    terminal = FakeTerminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr("vitrail.core.terminal._METER_DELAY", -1.0)
     monkeypatch.setattr("vitrail.core.terminal._terminal_width", lambda _: 30)

@@ -133,7 +133,7 @@ def test_figures_on_disk_equal_those_of_the_script(script):
 def assert_same_figure(stored, drawn, name):
     """Compare two figures up to rounding differences of processors, in numbers and in colours."""
     image = re.compile(r"data:image/png;base64,([\w+/=]+)")
-    number = re.compile(r"(?<![\w#])-?\d+(?:\.\d+)?(?:e-\d+)?")
+    number = re.compile(r"(?<![\w#])-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
     texts = [image.sub("", text) for text in (stored, drawn)]
     assert number.sub("", texts[0]) == number.sub("", texts[1]), name
     stored_numbers, drawn_numbers = ([float(value) for value in number.findall(text)] for text in texts)
