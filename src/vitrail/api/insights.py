@@ -213,9 +213,7 @@ def compare(
         Sequence[int],
         flag("Numbers of training images; default: chosen from DATA.", metavar="N", cli_type=tuple[int, ...]),
     ] = (),
-    seeds: Annotated[
-        int, flag("Number of trainings with different seeds; one less above 10,000 images.", metavar="N")
-    ] = 3,
+    seeds: Annotated[int, flag("Number of trainings with different seeds.", metavar="N")] = 5,
     budget: Annotated[
         str | None, flag("Time limit: 20m, 90s, 2h. Trials that do not fit are dropped and listed.", metavar="TIME")
     ] = None,

@@ -41,7 +41,7 @@ def compare(
     questions: Sequence[str] = (),
     families: Sequence[str] = (),
     sizes: Sequence[int] = (),
-    seeds: int = 3,
+    seeds: int = 5,
     budget: str | None = None,
     jobs: int | None = None,
     backend: str = "loky",
@@ -71,8 +71,7 @@ def compare(
         earlier_rounds = {
             name: count for name, count in (earlier_plan or {}).get("rounds", {}).items() if name in QUESTIONS
         }
-        smallest = lab.sizes[0] if earlier_plan is None else earlier_plan["smallest"]
-        results = Results(output / "results.jsonl", images.fingerprint, smallest, len(images.validation))
+        results = Results(output / "results.jsonl", images.fingerprint)
         speeds = _training_speeds(output, lab, earlier_plan, jobs=jobs, backend=backend, tell=tell)
         request = {
             "questions": names,
@@ -86,7 +85,7 @@ def compare(
             plan = planning.Plan(earlier_plan["rounds"], earlier_plan["seconds"], tuple(earlier_plan["dropped"]))
         else:
             plan = planning.make_plan(selected, results, speeds, budget=seconds, jobs=jobs)
-        document = planning.plan_document(lab, request, speeds, plan) | {"smallest": smallest, "commands": commands}
+        document = planning.plan_document(lab, request, speeds, plan) | {"commands": commands}
         write_json(output / "plan.json", document | {"rounds": earlier_rounds | plan.taken})
         for line in plan.dropped:
             tell(f"dropped for the budget: {line}")
@@ -123,7 +122,7 @@ def _raise_locked(output: Path, holder: str) -> None:
     )
 
 
-_PLAN_FIELDS = {"version", "data", "smallest", "request", "speeds", "rounds", "seconds", "dropped"}
+_PLAN_FIELDS = {"version", "data", "request", "speeds", "rounds", "seconds", "dropped"}
 
 
 def _read_plan(output: Path) -> dict[str, Any] | None:
@@ -204,24 +203,21 @@ def _run_stages(
     Timings run one at a time, because other processes would disturb them.
     """
     training, measurements = _training_trials(trials), [trial for trial in trials if not needs_rate(trial)]
-    stages: dict[str, Callable[[], Iterable[Trial | None]]] = {
+    stages: dict[str, Callable[[], Iterable[Trial]]] = {
         "learning rates": lambda: (rate_trial for trial in training for rate_trial in results.rate_trials(trial)),
-        "further learning rates": lambda: map(results.next_rate_trial, training),
         "training": lambda: training,
         "measuring": lambda: (trial for trial in measurements if not trial.alone),
         "timing": lambda: (trial for trial in measurements if trial.alone),
     }
 
     def remaining_trials(stage: str) -> dict[str, Trial]:
-        candidates = (results.resolve(trial) for trial in stages[stage]() if trial is not None)
+        candidates = (results.resolve(trial) for trial in stages[stage]())
         missing = _without_bundle(output, results, measurements)
         resolved = [trial for trial in candidates if trial is not None]
         return {key: trial for trial in resolved if (key := trial.trial_id("")) in missing or not results.has(trial)}
 
     for stage in stages:
-        while remaining := remaining_trials(
-            stage
-        ):  # if the rate at the end of the range is best, the next one is tried
+        while remaining := remaining_trials(stage):  # if the rate at the end of the range is best, the next is tried
             _run_stage(output, results, stage, remaining, speeds, jobs=jobs, backend=backend, tell=tell)
 
 

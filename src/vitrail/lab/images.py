@@ -79,8 +79,8 @@ class Images:
         """Size of the largest class-balanced subset of the training images."""
         return len(self.labels) * int(np.bincount(self.training.labels, minlength=len(self.labels)).min())
 
-    def subset(self, count: int, seed: int = 0) -> Split:
-        """Return a class-balanced subset of `count` training images. Larger subsets contain the smaller ones."""
+    def subset(self, count: int, seed: int) -> Split:
+        """Return a class-balanced subset of `count` training images. Of one seed, larger ones contain smaller ones."""
         indices = sample_per_class(self.training.labels, count // len(self.labels), seed)
         return self.training.select(indices)
 

@@ -188,7 +188,8 @@ def _undecided_reason(lab: Lab, verdict: Verdict, level: float) -> Reason | None
         return Reason("one-seed", {})
     low, high = verdict.deciding.interval(level)
     if verdict.doubt == "cut-off" or (verdict.doubt is not None and not low <= 0 <= high):
-        return Reason(verdict.doubt, {"halves": " / ".join(map(_number_format(verdict), verdict.estimate.halves))})
+        ends = verdict.deciding.rates or (math.nan, math.nan)
+        return Reason(verdict.doubt, dict(zip(("low", "high"), map(_number_format(verdict), ends), strict=True)))
     if verdict.is_one_sided and verdict.deciding.value <= 0:
         return Reason("beyond-range", {})
     remedy = _remedy(lab, verdict.deciding, level)

@@ -1,7 +1,7 @@
 """Trials that measure a trained or an untrained model, and the values that questions read from them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,25 +48,13 @@ class MeasuredValues(Accuracies):
     """`Accuracies` for any number per image. `read` returns the numbers (images) from the result of a trial."""
 
     def __init__(
-        self,
-        results: Results,
-        groups: dict[Any, list[Trial]],
-        read: Callable[[dict[str, Any]], Any],
-        noise_group: Callable[[Any], Any] = lambda _name: None,
+        self, results: Results, groups: Mapping[Any, Sequence[Trial]], read: Callable[[dict[str, Any]], Any]
     ) -> None:
         self._read_numbers = read
-        super().__init__(results, groups, noise_group)
+        super().__init__(results, groups)
 
-    def _read(self, results: Results, groups: dict[Any, list[Trial]]) -> dict[Any, np.ndarray]:
-        results_by_name = {
-            name: [result for trial in trials if (result := results.get(trial)) is not None]
-            for name, trials in groups.items()
-        }
-        return {
-            name: np.stack([np.asarray(self._read_numbers(result), np.float64) for result in group_results])
-            for name, group_results in results_by_name.items()
-            if group_results
-        }
+    def _read(self, result: dict[str, Any]) -> np.ndarray:
+        return np.asarray(self._read_numbers(result), np.float64)
 
     @property
     def bounds(self) -> tuple[float, float]:

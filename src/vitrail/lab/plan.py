@@ -82,7 +82,7 @@ def make_plan(
     budget: float | None,
     jobs: int,
 ) -> Plan:
-    """Take whole rounds while they fit the budget: the first round of every question, then the second, and so on."""
+    """Take whole rounds while they fit the budget. One question is finished before the next one is begun."""
     taken, dropped, spent = dict.fromkeys(questions, 0), [], 0.0
     planned: set[str] = set()
     rounds = {name: question.rounds() for name, question in questions.items()}
@@ -91,34 +91,27 @@ def make_plan(
     def has_trials() -> bool:
         return any(round_trials for name, count in taken.items() for round_trials in rounds[name][:count])
 
-    for number in range(max(map(len, rounds.values()), default=0)):
-        for name, question_rounds in rounds.items():
-            if number >= len(question_rounds) or taken[name] < number:
-                continue
-            cost, keys = 0.0, set()
-            for trial in question_rounds[number]:
-                parts = (*trial.inputs, trial)
-                for required in (required for part in parts for required in _with_rate_trials(results, part)):
-                    key = required.trial_id("")
-                    if key not in planned and key not in keys and results.get(required) is None:
-                        cost += estimate_seconds(required, speeds) / (1 if required.alone else jobs)
-                    keys.add(key)
+    for name, question_rounds in rounds.items():
+        for number, question_round in enumerate(question_rounds, 1):
+            required = _required_trials(results, question_round)
+            missing = [trial for key, trial in required.items() if key not in planned and results.get(trial) is None]
+            cost = sum(estimate_seconds(trial, speeds) / (1 if trial.alone else jobs) for trial in missing)
             if budget is not None and spent + cost > budget:
-                duration = format_duration(cost)
-                dropped.append(f"{name}: round {number + 1} of {len(question_rounds)} and later ({duration})")
+                dropped.append(f"{name}: round {number} of {len(question_rounds)} and later ({format_duration(cost)})")
                 smallest_cost = smallest_cost if has_trials() else min(smallest_cost or cost, cost)
-                continue
-            taken[name], spent = number + 1, spent + cost
-            planned |= keys
+                break
+            taken[name], spent = number, spent + cost
+            planned |= required.keys()
     if not has_trials():
         raise UsageError(f"Budget must be at least {(smallest_cost or 0) / 60 + 0.5:.0f}m for these questions.")
     return Plan(taken, spent, tuple(dropped))
 
 
-def _with_rate_trials(results: Results, trial: Trial) -> list[Trial]:
-    """Return a trial, preceded by the trials that choose its learning rate, as far as they are known now."""
-    further_trial = results.next_rate_trial(trial)
-    return [*results.rate_trials(trial), *([] if further_trial is None else [further_trial]), trial]
+def _required_trials(results: Results, trials: Sequence[Trial]) -> dict[str, Trial]:
+    """Return the trials by id, with their inputs and the trials that choose learning rates, as far as known now."""
+    parts = [part for trial in trials for part in (*trial.inputs, trial)]
+    required = [required for part in parts for required in (*results.rate_trials(part), part)]
+    return {trial.trial_id(""): trial for trial in required}
 
 
 def estimate_seconds(trial: Trial, speeds: Mapping[str, float]) -> float:
@@ -131,7 +124,6 @@ def plan_document(lab: Lab, request: dict[str, Any], speeds: Mapping[str, float]
     return {
         "version": VERSION,
         "data": {"name": lab.images.name, "fingerprint": lab.images.fingerprint, "size": lab.images.size},
-        "smallest": lab.sizes[0],
         "request": request,
         "speeds": dict(speeds),
         "machine": describe_machine(),

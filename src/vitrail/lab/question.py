@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -18,21 +18,25 @@ from vitrail.core.message_files import Messages
 from vitrail.lab.images import Images
 from vitrail.lab.statistics import (
     Estimate,
-    SeedNoise,
     accuracy,
     contrast,
     draw_accuracies,
+    log_error_range,
     log_errors,
     lost_skill,
-    pool,
+    sum_ranges,
+    within_margin,
 )
 from vitrail.lab.training import training_trial
-from vitrail.lab.trial import Trial
+from vitrail.lab.trial import Trial, unpack
 from vitrail.lab.trial_results import Results
 from vitrail.reports.families import COLOURS as COLOURS
 from vitrail.reports.translations import translate
 
 State = Literal["true", "false", "supported", "contradicted", "cannot tell", "reported"]
+
+FIRST_SEEDS = 3
+"""Number of seeds in the first rounds of a question. Later rounds add the others."""
 
 _MAX_DEFAULT_SIZE = 10_000
 
@@ -62,10 +66,6 @@ class Lab:
     def selected(self, names: Iterable[str]) -> list[str]:
         """Return the families that this lab compares, out of `names`."""
         return [name for name in names if name in self.families]
-
-    def seeds_for(self, count: int) -> range:
-        """Return the seeds for a training set. Large sets get one less, because their accuracies vary less."""
-        return range(self.seeds if count <= 10_000 else max(self.seeds - 1, 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +103,7 @@ class Verdict:
             return None
         if self.margin is None:
             return self.estimate
-        value, *halves = (self.margin - abs(number) for number in (self.estimate.value, *self.estimate.halves))
-        return self.estimate._replace(value=value, halves=tuple(halves))
+        return within_margin(self.estimate, self.margin)
 
     def state(self, level: float) -> State:
         """Return the verdict at the level given by Holm's correction."""
@@ -120,17 +119,17 @@ class Verdict:
         return "contradicted" if high < 0 and not self.is_one_sided else "cannot tell"
 
     @property
-    def doubt(self) -> Literal["unsteady", "cut-off"] | None:
+    def doubt(self) -> Literal["rate-dependent", "cut-off"] | None:
         """Reason not to decide even if the interval excludes zero.
 
-        `unsteady`: the halves of the seeds disagree in sign. `cut-off`: the best learning rate of a model may lie
-        outside the range that was tried.
+        `rate-dependent`: other learning rates that may be the best ones would change the sign. `cut-off`: the best
+        learning rate of a model may lie outside the range that was tried.
         """
         if self.deciding is None:
             return None
-        if not self.deciding.is_steady:
-            return "unsteady"
-        return "cut-off" if self.deciding.is_cut_off else None
+        if self.deciding.is_cut_off:
+            return "cut-off"
+        return "rate-dependent" if self.deciding.depends_on_rates else None
 
 
 class Score(NamedTuple):
@@ -189,62 +188,65 @@ class Question:
 
 
 class Accuracies:
-    """Correct predictions of variants under several seeds on the same test images, with their seed noise.
+    """Correct predictions of variants under several seeds on the same test images."""
 
-    Seed noise is pooled over variants with equal `noise_group(name)`. Models trained on few images vary more between
-    seeds than models trained on many.
-    """
-
-    def __init__(
-        self, results: Results, groups: dict[Any, list[Trial]], noise_group: Callable[[Any], Any] = lambda _name: None
-    ) -> None:
-        self.right = self._read(results, groups)
-        self._noise_group = noise_group
+    def __init__(self, results: Results, groups: Mapping[Any, Sequence[Trial]]) -> None:
+        self._by_seed: dict[Any, dict[int, np.ndarray]] = {}
+        """Correctness (images) by variant and index of the trial. Indices of all variants stand for the same seeds."""
+        for name, trials in groups.items():
+            outcomes = enumerate(map(results.get, trials))
+            finished = {index: self._read(result) for index, result in outcomes if result is not None}
+            if finished:
+                self._by_seed[name] = finished
         self.cut_off = find_cut_off(results, groups)
+        self._plausible = {name: results.plausible_rates(trials[0]) for name, trials in groups.items() if trials}
+        """Test correctness (seeds, images) of each learning rate that may be the best, the chosen rate first."""
 
-    def _read(self, results: Results, groups: dict[Any, list[Trial]]) -> dict[Any, np.ndarray]:
-        by_name = {name: results.right(trials) for name, trials in groups.items()}
-        return {name: right for name, right in by_name.items() if right is not None}
+    def _read(self, result: dict[str, Any]) -> np.ndarray:
+        """Return the correctness (images) in the result of a trial."""
+        return unpack(result["right"], result["count"])
 
     @functools.cached_property
-    def _noise_by_group(self) -> dict[Any, SeedNoise]:
-        by_group: dict[Any, list[list[float]]] = {}
-        for name, right in self.right.items():
-            by_group.setdefault(self._noise_group(name), []).append(right.mean(axis=1).tolist())
-        return {group: pool(accuracies) for group, accuracies in by_group.items()}
+    def right(self) -> dict[Any, np.ndarray]:
+        """Correctness (seeds, images) of each variant that was run."""
+        return {name: np.stack(list(by_seed.values())) for name, by_seed in self._by_seed.items()}
 
-    def noise_of(self, name: Any) -> SeedNoise:
-        """Return the seed noise of a variant, pooled over its noise group."""
-        return self._noise_by_group[self._noise_group(name)]
+    def _aligned(self, names: Sequence[Any]) -> list[np.ndarray] | None:
+        """Return the correctness of variants under the seeds that all of them were run with. None without any."""
+        if any(name not in self._by_seed for name in names):
+            return None
+        shared = [index for index in self._by_seed[names[0]] if all(index in self._by_seed[name] for name in names)]
+        return [np.stack([self._by_seed[name][index] for index in shared]) for name in names] if shared else None
 
     def by_part(self, parts: Mapping[Any, np.ndarray]) -> "Accuracies":
-        """Return accuracies on parts of the test images, named (variant, part).
-
-        Each part has its own seed noise, because the parts of one model are correlated.
-        """
+        """Return accuracies on parts of the test images, named (variant, part)."""
         part_accuracies = copy.copy(self)
-        part_accuracies.__dict__.pop("_noise_by_group", None)
-        part_accuracies.right = {
-            (name, part): right[:, is_in_part]
-            for name, right in self.right.items()
+        part_accuracies.__dict__.pop("right", None)
+        part_accuracies._by_seed = {
+            (name, part): {index: right[is_in_part] for index, right in by_seed.items()}
+            for name, by_seed in self._by_seed.items()
             for part, is_in_part in parts.items()
         }
-        part_accuracies._noise_group = lambda name: name[1]
-        part_accuracies.cut_off = {key for key in part_accuracies.right if key[0] in self.cut_off}
+        part_accuracies._plausible = {
+            (name, part): {rate: right[:, is_in_part] for rate, right in by_rate.items()}
+            for name, by_rate in self._plausible.items()
+            for part, is_in_part in parts.items()
+        }
+        part_accuracies.cut_off = {key for key in part_accuracies._by_seed if key[0] in self.cut_off}
         return part_accuracies
 
     def __contains__(self, name: Any) -> bool:
-        return name in self.right
+        return name in self._by_seed
 
     @property
     def seeds(self) -> str:
         """Number of seeds per variant as text: 2, or 2-3."""
-        return range_text(map(len, self.right.values()))
+        return range_text(map(len, self._by_seed.values()))
 
     def estimate(self, name: Any) -> Estimate:
         """Return the accuracy of a variant."""
-        estimate = accuracy(*self._sample(name))
-        return self._mark_cut_off(estimate._replace(bounds=self.bounds), name)
+        estimate = accuracy(self.right[name])
+        return self._mark_rates(estimate._replace(bounds=self.bounds), [name], self._range(name))
 
     def difference(self, first: Any, second: Any) -> Estimate | None:
         """Return the difference of two variants on the same images. None if either was not run."""
@@ -252,36 +254,50 @@ class Accuracies:
 
     def contrast(self, *terms: tuple[float, Any]) -> Estimate | None:
         """Return a weighted sum of accuracies on the same images. None if a variant was not run."""
-        return self._weigh(contrast, terms)
+        names = [name for _, name in terms]
+        if (rights := self._aligned(names)) is None:
+            return None
+        estimate = contrast([(weight, right) for (weight, _), right in zip(terms, rights, strict=True)])
+        return self._mark_rates(estimate, names, sum_ranges([(weight, self._range(name)) for weight, name in terms]))
 
     def log_errors(self, *terms: tuple[float, Any]) -> Estimate | None:
         """Return a weighted sum of log error rates on the same images. None if a variant was not run."""
-        return self._weigh(log_errors, terms)
-
-    def _weigh(
-        self,
-        combine: Callable[[Sequence[tuple[float, np.ndarray, SeedNoise]]], Estimate],
-        terms: Sequence[tuple[float, Any]],
-    ) -> Estimate | None:
         names = [name for _, name in terms]
-        if any(name not in self.right for name in names):
+        if (rights := self._aligned(names)) is None:
             return None
-        return self._mark_cut_off(combine([(weight, *self._sample(name)) for weight, name in terms]), *names)
+        estimate = log_errors([(weight, right) for (weight, _), right in zip(terms, rights, strict=True)])
+        ranges = [(weight, log_error_range(*self._range(name))) for weight, name in terms]
+        return self._mark_rates(estimate, names, sum_ranges(ranges))
 
-    def lost_skill(self, original: Any, changed: Any, chance: float) -> Estimate:
-        """Return the share of the original's accuracy above chance that the changed variant loses."""
-        estimate = lost_skill(self._sample(original), self._sample(changed), chance)
-        return self._mark_cut_off(estimate, original, changed)
+    def lost_skill(self, original: Any, changed: Any, chance: float) -> Estimate | None:
+        """Return the share of the original's accuracy above chance that the changed variant loses.
+
+        None if either was not run.
+        """
+        if (rights := self._aligned((original, changed))) is None:
+            return None
+        (before_low, before_high), (after_low, after_high) = self._range(original), self._range(changed)
+        skills = [max(value - chance, 1e-6) for value in (before_low, before_high)]
+        rates = 1 - (after_high - chance) / skills[0], 1 - (after_low - chance) / skills[1]
+        return self._mark_rates(lost_skill(*rights, chance), [original, changed], rates)
 
     def draws(self, names: Sequence[Any]) -> np.ndarray:
         """Draw accuracies (draws, variants) as other seeds and other test images would give them."""
-        return draw_accuracies([self._sample(name) for name in names])
+        return draw_accuracies([self.right[name] for name in names])
 
-    def _sample(self, name: Any) -> tuple[np.ndarray, SeedNoise]:
-        return self.right[name], self.noise_of(name)
+    def _range(self, name: Any) -> tuple[float, float]:
+        """Return the smallest and the largest accuracy of a variant over the learning rates that may be the best.
 
-    def _mark_cut_off(self, estimate: Estimate, *names: Any) -> Estimate:
-        return estimate._replace(is_cut_off=not self.cut_off.isdisjoint(names))
+        The seeds of the choice give the difference of each rate from the chosen one.
+        """
+        value = float(self.right[name].mean())
+        shares = [float(right.mean()) for right in self._plausible.get(name, {}).values()] or [0.0]
+        return value + min(shares) - shares[0], value + max(shares) - shares[0]
+
+    def _mark_rates(self, estimate: Estimate, names: Sequence[Any], rates: tuple[float, float]) -> Estimate:
+        has_rates = any(self._plausible.get(name) for name in names)
+        is_cut_off = not self.cut_off.isdisjoint(names)
+        return estimate._replace(is_cut_off=is_cut_off, rates=rates if has_rates else None)
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -1,12 +1,19 @@
-"""Estimates with uncertainty from seeds, pooled over a question's trials, and from test images, paired.
+"""Estimates with uncertainty from seeds and from test images.
 
-A difference of two accuracies has two sources of noise: other seeds train other models, and other test images may be
-easier for one of the models. Both variances are estimated and added.
+A comparison trains every variant under the same seeds and evaluates all models on the same test images. So the
+difference of two variants, or any weighted sum of several, is one number per seed and image. Seeds and images are
+crossed random effects, and the variance of the mean is estimated from the mean squares of their table:
+
+    variance = seeds + images
+    seeds    = variance of the means per seed / S
+    images   = (mean square of images - mean square of the residual) / (S I), at least 0
+
+The variance of the means per image contains noise of the seeds; the residual removes it. Nothing is pooled over
+variants: a model that varies more than the others between seeds has a wide interval of its own.
 """
 
-import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,23 +28,24 @@ _MIN_ERROR_RATE = 1e-4  # lower error rates have no reliable logarithm
 
 
 class Estimate(NamedTuple):
-    """A value with its standard error, degrees of freedom, and the conditions for a decision."""
+    """A value with its standard error, and the conditions for a decision."""
 
     value: float
     error: float
     freedom: float = math.inf
+    """Degrees of freedom of the part of the error that comes from seeds."""
     image_error: float = 0.0
     """Part of the error that comes from the test images. More seeds do not reduce it."""
-    halves: tuple[float, ...] = ()
-    """Value from the first and from the second half of the seeds. Empty for one seed."""
+    residual_error: float = 0.0
+    """Part of the error from seeds that more test images would reduce."""
     is_cut_off: bool = False
     """Whether the best learning rate of a model may lie outside the range that was tried."""
+    rates: tuple[float, float] | None = None
+    """Smallest and largest value over all learning rates that may be the best ones. None if rates play no part."""
     bounds: tuple[float, float] = (-math.inf, math.inf)
     """Smallest and largest possible true value, 0 and 1 for an accuracy."""
     parts: tuple["Estimate", ...] = ()
     """For the smallest of several estimates: all of them."""
-    seed_freedom: float | None = None
-    """Degrees of freedom of the part of the error that comes from seeds. None means those of the whole error."""
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Return the interval that misses the true value with probability `level`.
@@ -50,8 +58,23 @@ class Estimate(NamedTuple):
             return min(part.interval(level)[0] for part in self.parts), min(
                 part.interval(shared)[1] for part in self.parts
             )
-        reach = t_quantile(1 - level / 2, self.freedom) * self.error
+        reach = t_quantile(1 - level / 2, self.effective_freedom) * self.error
         return max(self.value - reach, self.bounds[0]), min(self.value + reach, self.bounds[1])
+
+    @property
+    def effective_freedom(self) -> float:
+        """Degrees of freedom of the whole error: those of the seeds divided by the share of the variance from seeds.
+
+        Over thousands of test images, their part of the variance is practically known. Satterthwaite's rule divides by
+        the square of the share. With few seeds, its intervals are too short, because the share is estimated, too.
+        """
+        share = self.seed_variance / self.error**2 if self.error else 0.0
+        return self.freedom / share if share else math.inf
+
+    @property
+    def seed_variance(self) -> float:
+        """Part of the squared error that comes from seeds."""
+        return max(self.error**2 - self.image_error**2, 0.0)
 
     @property
     def p_value(self) -> float:
@@ -67,180 +90,153 @@ class Estimate(NamedTuple):
         if self.error == 0:
             return 0.0 if sign * self.value > 0 else 1.0
         t = sign * self.value / self.error
-        return t_tail(t, self.freedom) if t >= 0 else 1 - t_tail(-t, self.freedom)
+        return t_tail(t, self.effective_freedom) if t >= 0 else 1 - t_tail(-t, self.effective_freedom)
 
     def __sub__(self, other: "Estimate") -> "Estimate":
         return combine((1.0, self), (-1.0, other))
 
     @property
-    def is_steady(self) -> bool:
-        """Whether both halves of the seeds agree with the sign of the value."""
-        return all(half * self.value > 0 for half in self.halves)
+    def range(self) -> tuple[float, float]:
+        """Smallest and largest value over all learning rates that may be the best ones."""
+        return (self.value, self.value) if self.rates is None else self.rates
+
+    @property
+    def depends_on_rates(self) -> bool:
+        """Whether other learning rates that may be the best ones would change the sign of the value."""
+        low, high = self.range
+        return self.rates is not None and low <= 0 <= high
 
     def would_exclude_zero(self, level: float = LEVEL, *, seeds: float = 1.0, images: float = 1.0) -> bool:
         """Return whether the interval would exclude 0 with `seeds` and `images` times as many seeds and test images.
 
         The current value is assumed to be the true one.
         """
-        low, high = self._rescaled(seeds, images).interval(level)
+        low, high = self.rescaled(seeds, images).interval(level)
         return low > 0 or high < 0
 
-    def _rescaled(self, seeds: float, images: float) -> "Estimate":
+    def rescaled(self, seeds: float, images: float) -> "Estimate":
         """Return the estimate for `seeds` and `images` times as many seeds and test images."""
         if self.parts:
-            return self._replace(parts=tuple(part._rescaled(seeds, images) for part in self.parts))
+            return self._replace(parts=tuple(part.rescaled(seeds, images) for part in self.parts))
+        residual = min(self.residual_error**2, self.seed_variance)
+        seed_variance = (self.seed_variance - residual + residual / images) / seeds
         image_variance = self.image_error**2 / images
-        seed_variance = self._seed_variance / seeds
-        # Over thousands of test images, the variance is practically known.
-        freedom = _satterthwaite(
-            [(seed_variance, seeds * (self.seed_freedom or self.freedom)), (image_variance, math.inf)]
+        return self._replace(
+            error=math.sqrt(seed_variance + image_variance),
+            image_error=math.sqrt(image_variance),
+            residual_error=math.sqrt(residual / images / seeds),
+            freedom=seeds * (self.freedom + 1) - 1,
         )
-        return self._replace(error=math.sqrt(seed_variance + image_variance), freedom=freedom)
-
-    @property
-    def _seed_variance(self) -> float:
-        return max(self.error**2 - self.image_error**2, 0.0)
-
-
-def _satterthwaite(parts: Iterable[tuple[float, float]]) -> float:
-    """Return the degrees of freedom of a sum of independent variances, from (variance, freedom) of each."""
-    nonzero = [(variance, freedom) for variance, freedom in parts if variance]
-    spread = sum(variance**2 / freedom for variance, freedom in nonzero)
-    return sum(variance for variance, _ in nonzero) ** 2 / spread if spread else math.inf
 
 
 def combine(*terms: tuple[float, Estimate]) -> Estimate:
-    """Return a weighted sum of independent estimates, with degrees of freedom by Satterthwaite's rule."""
+    """Return a weighted sum of independent estimates. Degrees of freedom are by Satterthwaite's rule."""
+
+    def total(errors: Sequence[float]) -> float:
+        return math.hypot(*(weight * error for (weight, _), error in zip(terms, errors, strict=True)))
+
+    estimates = [estimate for _, estimate in terms]
+    variances = [(weight**2 * estimate.seed_variance, estimate.freedom) for weight, estimate in terms]
+    spread = sum(variance**2 / freedom for variance, freedom in variances if variance)
     return Estimate(
         sum(weight * estimate.value for weight, estimate in terms),
-        math.hypot(*(weight * estimate.error for weight, estimate in terms)),
-        _satterthwaite(((weight * estimate.error) ** 2, estimate.freedom) for weight, estimate in terms),
-        math.hypot(*(weight * estimate.image_error for weight, estimate in terms)),
-        # An exact value is the same for every seed.
-        _combine_halves(
-            [(weight, estimate.halves if estimate.error else (estimate.value,) * 2) for weight, estimate in terms]
-        ),
-        any(estimate.is_cut_off for _, estimate in terms),
-        seed_freedom=_satterthwaite(
-            (weight**2 * estimate._seed_variance, estimate.seed_freedom or estimate.freedom)
-            for weight, estimate in terms
-        ),
+        total([estimate.error for estimate in estimates]),
+        sum(variance for variance, _ in variances) ** 2 / spread if spread else math.inf,
+        total([estimate.image_error for estimate in estimates]),
+        total([estimate.residual_error for estimate in estimates]),
+        any(estimate.is_cut_off for estimate in estimates),
+        sum_ranges([(weight, estimate.range) for weight, estimate in terms])
+        if any(estimate.rates for estimate in estimates)
+        else None,
     )
 
 
-def _combine_halves(terms: Sequence[tuple[float, tuple[float, ...]]]) -> tuple[float, ...]:
-    """Return a weighted sum for each half of the seeds. Empty if a term has no halves."""
-    if not all(halves for _, halves in terms):
-        return ()
-    return tuple(sum(weight * halves[half] for weight, halves in terms) for half in (0, 1))
-
-
-def half_means(values: np.ndarray) -> tuple[float, ...]:
-    """Return the means over the first and the second half of the seeds. Empty for one seed."""
-    middle = (len(values) + 1) // 2
-    return (float(values[:middle].mean()), float(values[middle:].mean())) if len(values) > 1 else ()
+def sum_ranges(terms: Sequence[tuple[float, tuple[float, float]]]) -> tuple[float, float]:
+    """Return the range of a weighted sum from the ranges of its terms."""
+    ends = [sorted((weight * low, weight * high)) for weight, (low, high) in terms]
+    return sum(low for low, _ in ends), sum(high for _, high in ends)
 
 
 def complement(estimate: Estimate, upper: float = math.inf) -> Estimate:
     """Return 1 - share. `upper` is the largest possible true value."""
-    halves, bounds = tuple(1 - half for half in estimate.halves), (-math.inf, upper)
-    return estimate._replace(value=1 - estimate.value, halves=halves, bounds=bounds)
+    rates = None if estimate.rates is None else (1 - estimate.rates[1], 1 - estimate.rates[0])
+    return estimate._replace(value=1 - estimate.value, rates=rates, bounds=(-math.inf, upper))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class SeedNoise:
-    """Variance of an accuracy over seeds, pooled over trials. Compared by identity: equal values are two estimates."""
+def mean_of(values: Sequence[float] | np.ndarray, image_error: float = 0.0) -> Estimate:
+    """Return the mean over seeds of one value per seed.
 
-    variance: float
-    freedom: int
-
-
-def pool(groups: Iterable[Sequence[float]]) -> SeedNoise:
-    """Pool the variance within groups. A group holds one variant under several seeds."""
-    total, freedom = 0.0, 0
-    for values in groups:
-        if len(values) > 1:
-            total += float(np.var(values, ddof=1)) * (len(values) - 1)
-            freedom += len(values) - 1
-    return SeedNoise(total / freedom if freedom else math.nan, freedom)
-
-
-def difference(first: np.ndarray, second: np.ndarray, noise: SeedNoise) -> Estimate:
-    """Return the difference of two mean accuracies, from correctness (seeds, images) on the same images."""
-    return contrast([(1.0, first, noise), (-1.0, second, noise)])
-
-
-def contrast(terms: Sequence[tuple[float, np.ndarray, SeedNoise]]) -> Estimate:
-    """Return a weighted sum of mean accuracies, from correctness (seeds, images) on the same images."""
-    per_image = sum(weight * right.mean(axis=0) for weight, right, _ in terms)
-    images = math.sqrt(float(per_image.var(ddof=1)) / per_image.size)
-    by_seed = [(weight, right.mean(axis=1), noise) for weight, right, noise in terms]
-    return sum_of_means(by_seed, images, per_image.size - 1)
-
-
-def sum_of_means(
-    terms: Sequence[tuple[float, Sequence[float] | np.ndarray, SeedNoise]],
-    images: float = 0.0,
-    freedom: float = math.inf,
-) -> Estimate:
-    """Return a weighted sum of means over seeds.
-
-    `images` is the additional standard error from the test images, `freedom` its degrees of freedom.
+    `image_error` is the additional standard error of the mean from test images. The error of a single seed is unknown.
     """
-    value = float(sum(weight * np.mean(values) for weight, values, _ in terms))
-    # Terms with the same noise share one variance estimate, so its degrees of freedom count once.
-    shares: dict[SeedNoise, float] = {}
-    for weight, values, noise in terms:
-        shares[noise] = shares.get(noise, 0.0) + weight**2 / len(values)
-    if not all(noise.freedom for noise in shares):
-        return Estimate(value, math.nan, 0)
-    halves = _combine_halves([(weight, half_means(np.asarray(values))) for weight, values, _ in terms])
-    seeds = (Estimate(0.0, math.sqrt(noise.variance * share), noise.freedom) for noise, share in shares.items())
-    sources = (Estimate(value, images, freedom, image_error=images), *seeds)
-    return combine(*((1.0, source) for source in sources))._replace(halves=halves)
+    mean, count = float(np.mean(values)), len(values)
+    if count < 2:
+        return Estimate(mean, math.nan, 0)
+    variance = float(np.var(values, ddof=1)) / count
+    return Estimate(mean, math.sqrt(variance + image_error**2), count - 1, image_error)
 
 
-def accuracy(right: np.ndarray, noise: SeedNoise) -> Estimate:
-    """Return the mean accuracy of a model from correctness (seeds, images)."""
-    return contrast([(1.0, right, noise)])
+Term = tuple[float, np.ndarray]
+"""A weight and the correctness (seeds, images) of a model on the same images and under the same seeds."""
 
 
-def lost_skill(
-    original: tuple[np.ndarray, SeedNoise], changed: tuple[np.ndarray, SeedNoise], chance: float
-) -> Estimate:
+def contrast(terms: Sequence[Term]) -> Estimate:
+    """Return a weighted sum of mean accuracies."""
+    values_SI = sum(weight * right.astype(np.float64) for weight, right in terms)
+    assert isinstance(values_SI, np.ndarray)
+    seeds, images = values_SI.shape
+    by_seed, by_image = values_SI.mean(axis=1), values_SI.mean(axis=0)
+    if seeds < 2 or images < 2:
+        return mean_of(by_seed)
+    seed_square, image_square = images * by_seed.var(ddof=1), seeds * by_image.var(ddof=1)
+    whole = np.square(values_SI - values_SI.mean()).sum()
+    residual = max(whole - (seeds - 1) * seed_square - (images - 1) * image_square, 0.0)
+    residual_square = residual / ((seeds - 1) * (images - 1))
+    image_error = math.sqrt(max(image_square - residual_square, 0.0) / values_SI.size)
+    return mean_of(by_seed, image_error)._replace(residual_error=math.sqrt(residual_square / values_SI.size))
+
+
+def difference(first: np.ndarray, second: np.ndarray) -> Estimate:
+    """Return the difference of two mean accuracies."""
+    return contrast([(1.0, first), (-1.0, second)])
+
+
+def accuracy(right: np.ndarray) -> Estimate:
+    """Return the mean accuracy of a model."""
+    return contrast([(1.0, right)])
+
+
+def lost_skill(original: np.ndarray, changed: np.ndarray, chance: float) -> Estimate:
     """Return the share of the accuracy above chance that a change costs: 0 none, 1 all, below 0 if it helps.
 
-    Computed from correctness (seeds, images) on the same images and the seed noise of both, by the delta method.
+    The error is computed by the delta method.
     """
-    before, after = (float(right.mean()) - chance for right, _ in (original, changed))
+    before, after = (float(right.mean()) - chance for right in (original, changed))
     if before <= 0:
         return Estimate(0.0, math.nan, 0)
-    linearised = contrast([(after / before**2, *original), (-1 / before, *changed)])
-    pairs = zip(half_means(original[0]), half_means(changed[0]), strict=False)
-    halves = tuple(1 - (half_after - chance) / max(half_before - chance, 1e-6) for half_before, half_after in pairs)
-    return linearised._replace(value=1 - after / before, halves=halves)
+    return contrast([(after / before**2, original), (-1 / before, changed)])._replace(value=1 - after / before)
 
 
-def log_errors(terms: Sequence[tuple[float, np.ndarray, SeedNoise]]) -> Estimate:
-    """Return a weighted sum of log error rates, from correctness (seeds, images) on the same images.
-
-    Its error is computed by the delta method.
-    """
-    error_rates = [max(1 - float(right.mean()), _MIN_ERROR_RATE) for _, right, _ in terms]
+def log_errors(terms: Sequence[Term]) -> Estimate:
+    """Return a weighted sum of log error rates. The error is computed by the delta method."""
+    error_rates = [max(1 - float(right.mean()), _MIN_ERROR_RATE) for _, right in terms]
     pairs = list(zip(terms, error_rates, strict=True))
-    estimate = contrast([(-weight / rate, right, noise) for (weight, right, noise), rate in pairs])
-    logs = [
-        (weight, [math.log(max(1 - half, _MIN_ERROR_RATE)) for half in half_means(right)]) for weight, right, _ in terms
-    ]
-    return estimate._replace(
-        value=sum(weight * math.log(rate) for (weight, _, _), rate in pairs),
-        halves=_combine_halves([(weight, tuple(halves)) for weight, halves in logs]),
-    )
+    estimate = contrast([(-weight / rate, right) for (weight, right), rate in pairs])
+    return estimate._replace(value=sum(weight * math.log(rate) for (weight, _), rate in pairs))
 
 
-def mean_of(values: Sequence[float], noise: SeedNoise) -> Estimate:
-    """Return the mean over seeds."""
-    return sum_of_means([(1.0, values, noise)])
+def log_error_range(low: float, high: float) -> tuple[float, float]:
+    """Return the range of the log error rate from the range of the accuracy."""
+    return math.log(max(1 - high, _MIN_ERROR_RATE)), math.log(max(1 - low, _MIN_ERROR_RATE))
+
+
+def within_margin(estimate: Estimate, margin: float) -> Estimate:
+    """Return how far a value is from the nearer end of a margin around zero. It is negative beyond the margin."""
+    rates = estimate.rates
+    if rates is not None:
+        low, high = rates
+        nearest = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
+        rates = (margin - max(abs(low), abs(high)), margin - nearest)
+    return estimate._replace(value=margin - abs(estimate.value), rates=rates)
 
 
 def smallest(estimates: Sequence[Estimate | None]) -> Estimate | None:
@@ -251,13 +247,12 @@ def smallest(estimates: Sequence[Estimate | None]) -> Estimate | None:
     weakest = min(available, key=lambda estimate: estimate.value)
     if any(math.isnan(estimate.error) for estimate in available):
         return weakest._replace(error=math.nan)
-    halves = weakest.halves
-    if weakest.value > 0 and all(estimate.halves for estimate in available):
-        # All estimates must be positive in both halves.
-        first, second = (min(estimate.halves[half] for estimate in available) for half in (0, 1))
-        halves = (first, second)
+    ranges = [estimate.range for estimate in available]
+    rates = (min(low for low, _ in ranges), min(high for _, high in ranges))
     return weakest._replace(
-        halves=halves, is_cut_off=any(estimate.is_cut_off for estimate in available), parts=available
+        rates=rates if any(estimate.rates for estimate in available) else None,
+        is_cut_off=any(estimate.is_cut_off for estimate in available),
+        parts=available,
     )
 
 
@@ -340,25 +335,21 @@ def extrapolated_crossover(
     return float(larger_counts[int(is_ahead.argmax())]) if is_ahead.any() else math.inf
 
 
-def draw_accuracies(curves: Sequence[tuple[np.ndarray, SeedNoise]]) -> np.ndarray:
+def draw_accuracies(curves: Sequence[np.ndarray]) -> np.ndarray:
     """Draw accuracies (draws, variants) as other seeds and other test images would give them.
 
-    Each curve holds correctness (seeds, images) and its seed noise. In each draw all variants share the same images.
+    Each curve holds correctness (seeds, images). In each draw all variants share the same seeds and images.
     """
     generator = np.random.default_rng(0)
-    per_image = np.stack([right.mean(axis=0) for right, _ in curves], axis=1)
+    per_image = np.stack([right.mean(axis=0) for right in curves], axis=1)
     count = len(per_image)
     draws = np.stack([generator.multinomial(count, [1 / count] * count) @ per_image / count for _ in range(_DRAWS)])
-    factors = {noise: _student_scale(generator, noise.freedom) for _, noise in curves}
-    for index, (right, noise) in enumerate(curves):
-        error = math.sqrt(noise.variance / len(right))
-        draws[:, index] += error * factors[noise] * generator.normal(size=_DRAWS)
-    return draws
-
-
-def _student_scale(generator: np.random.Generator, freedom: float) -> np.ndarray:
-    """Return factors that turn normal draws into Student draws, because the variance is an estimate."""
-    return np.sqrt(freedom / generator.chisquare(freedom, _DRAWS))
+    seeds = min(map(len, curves))
+    by_seed = np.stack([right[:seeds].mean(axis=1) for right in curves], axis=1)
+    deviations = (by_seed - by_seed.mean(axis=0)) / math.sqrt(seeds * (seeds - 1))
+    # Student draws, because the variance over seeds is an estimate.
+    scale = np.sqrt((seeds - 1) / generator.chisquare(seeds - 1, (_DRAWS, 1)))
+    return draws + scale * (generator.normal(size=(_DRAWS, seeds)) @ deviations)
 
 
 def central_interval(draws: Sequence[float]) -> tuple[float, float]:

@@ -34,9 +34,12 @@ from vitrail.training.ranks import Ranks
 from vitrail.training.recipe import Recipe
 
 BATCH = 128
-RATES = (3e-4, 1e-3, 3e-3)
-FURTHER_RATES = {RATES[0]: (1e-4, 3e-5), RATES[-1]: (1e-2, 3e-2)}
-"""Further rates beyond each end of the standard range, in the order in which they are tried."""
+RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+"""Learning rates from which the rate of a model is chosen."""
+FIRST_RATES = (3e-4, 1e-3, 3e-3)
+"""Learning rates that are tried first. If the best is the smallest or the largest tried, the next one is tried."""
+RATE_SEEDS = (1000, 1001, 1002)
+"""Seeds that choose learning rates. They take no part in verdicts."""
 TRAINING_SAMPLE = 2000
 """Largest number of training images to measure training accuracy on."""
 _EVALUATIONS = 8  # evaluations on validation images, at log-spaced steps
@@ -79,7 +82,7 @@ def training_trial(
 
 def train(settings: dict[str, Any], images: Images, bundles: list[Path], folder: Path) -> Outcome:
     """Trial function: train one model, save its bundle to `folder`, and return its accuracies and curves."""
-    split = images.subset(settings["count"])
+    split = images.subset(settings["count"], settings["seed"])
     torch.manual_seed(settings["seed"])
     model = build(read_config(settings))
     if settings["permutation"]:
@@ -93,13 +96,22 @@ def train(settings: dict[str, Any], images: Images, bundles: list[Path], folder:
         "right": pack(right),
         "count": len(right),
         "training_accuracy": float(training_right.mean()),
-        "validation_accuracy": curves.curve[-1][1],
-        "validation_count": len(images.validation),
+        **validation_result(model, images),
         "curve": curves.curve,
         "places": curves.position_structure,
         "loss": curves.loss,
     }
     return Outcome(result, {"seconds": round(curves.seconds[-1][1], 2), "curve_seconds": curves.seconds})
+
+
+def validation_result(model: AnyModel, images: Images) -> dict[str, Any]:
+    """Return the entries of a result by which learning rates are chosen: predictions on validation images."""
+    right = correct_predictions(model, images, images.validation)
+    return {
+        "validation_accuracy": float(right.mean()),
+        "validation_right": pack(right),
+        "validation_count": len(right),
+    }
 
 
 def protocol(settings: dict[str, Any], images: Images) -> Recipe:

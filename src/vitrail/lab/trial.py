@@ -4,14 +4,17 @@ import base64
 import dataclasses
 import hashlib
 import json
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from vitrail.core.settings import jsonable
 from vitrail.models.families import FAMILIES
 
-VERSION = 2
+Name = TypeVar("Name")
+
+VERSION = 3
 """Version of the results of trials. Results of different versions are never mixed."""
 
 
@@ -33,6 +36,8 @@ class Trial:
     """Multiply-accumulates, forward and backward."""
     alone: bool = dataclasses.field(default=False, compare=False)
     """Whether it must run alone because it measures times."""
+    peers: tuple["Trial", ...] = dataclasses.field(default=(), compare=False, repr=False)
+    """For a training: one trial of each variant in its comparison. Variants whose best rates are a tie share a rate."""
 
     def to_json(self) -> dict[str, Any]:
         """Return everything that the result depends on besides the images."""
@@ -55,6 +60,15 @@ class Trial:
     def clone_with(self, **settings: Any) -> "Trial":
         """Return a copy with changed settings."""
         return dataclasses.replace(self, settings={**self.settings, **settings})
+
+
+def compare_variants(trials: Mapping[Name, Sequence[Trial]]) -> dict[Name, list[Trial]]:
+    """Return the trials of each variant with the other variants as peers."""
+    by_variant = {}
+    for name, variant_trials in trials.items():
+        peers = tuple(others[0] for other, others in trials.items() if other != name)
+        by_variant[name] = [dataclasses.replace(trial, peers=peers) for trial in variant_trials]
+    return by_variant
 
 
 class Outcome(NamedTuple):

@@ -1,8 +1,7 @@
-"""Results of a lab: `results.jsonl` with one line per trial, and the learning rates chosen from it."""
+"""Results of a lab: `results.jsonl` with one line per trial."""
 
 import dataclasses
 import json
-import math
 import os
 from collections import Counter
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from vitrail.core.errors import UsageError, VitrailError
-from vitrail.lab.training import FURTHER_RATES, RATES
+from vitrail.lab.rates import RateChoice, choose_rate, rate_trial
+from vitrail.lab.training import FIRST_RATES, RATE_SEEDS, RATES
 from vitrail.lab.trial import Trial, unpack
 
 _UNKNOWN_MACHINE = "unknown"  # results of earlier versions do not name their machine
@@ -20,10 +20,10 @@ _UNKNOWN_MACHINE = "unknown"  # results of earlier versions do not name their ma
 class Results:
     """Finished trials by id. Incomplete lines of a killed process are skipped, and their trials are run again."""
 
-    def __init__(self, path: Path, fingerprint: str, smallest: int, validation: int = 2000) -> None:
-        """Read the results. Learning rates are chosen at `smallest` training images by `validation` images."""
-        self._path, self._fingerprint, self._smallest, self._validation = path, fingerprint, smallest, validation
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self._path, self._fingerprint = path, fingerprint
         self._records: dict[str, dict[str, Any]] = {}
+        self._choices: dict[str, RateChoice] = {}
         if path.exists():
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
@@ -52,47 +52,57 @@ class Results:
     def _remember(self, record: dict[str, Any]) -> None:
         """Keep a record in memory by the id of its trial, which is recomputed: another version may have written it."""
         self._records[Trial.from_json(record["cell"]).trial_id(self._fingerprint)] = record
+        self._choices.clear()
 
-    # Learning rates: chosen for each variant of a model by validation images at the smallest size
+    # Learning rates
 
     def rate_trials(self, trial: Trial) -> list[Trial]:
-        """Return the trials that choose the learning rate of a training trial: at the smallest size, with one seed."""
+        """Return the trials that choose the learning rate of a training trial, as far as they are known now.
+
+        These are all rates that were tried for it and its peers, and the next rate if the best one is at an end.
+        """
         if not needs_rate(trial):
             return []
-        overrides: dict[str, Any] = {"count": self._smallest} if "count" in trial.settings else {}
-        if trial.settings.get("permutation"):  # all permutations of a level share one rate
-            overrides["permutation"] = [*trial.settings["permutation"][:2], 0]
-        return [trial.clone_with(learning_rate=rate, seed=0, **overrides) for rate in RATES]
+        return [
+            rate_trial(variant, rate, seed)
+            for variant in (trial, *trial.peers)
+            for rate in self._rates_to_try(variant)
+            for seed in RATE_SEEDS
+        ]
+
+    def _rates_to_try(self, variant: Trial) -> tuple[float, ...]:
+        """Return the rates that were tried for a variant and those that could still be better."""
+        choice = self._choice(variant)
+        tried = tuple(choice.means)
+        if not set(FIRST_RATES) <= set(tried):
+            return FIRST_RATES
+        ends = ((min(tried), -1), (max(tried), 1))
+        further = [RATES.index(end) + step for end, step in ends if end == choice.best]
+        return (*tried, *(RATES[index] for index in further if 0 <= index < len(RATES)))
+
+    def _choice(self, variant: Trial) -> RateChoice:
+        """Return the rates of a variant that were tried under every seed of the choice."""
+        key = rate_trial(variant, 0.0, 0).trial_id(self._fingerprint)
+        if key not in self._choices:
+            by_rate = {}
+            for rate in RATES:
+                results = [self.get(rate_trial(variant, rate, seed)) for seed in RATE_SEEDS]
+                finished = [_validation_correctness(result) for result in results if result is not None]
+                if len(finished) == len(RATE_SEEDS):
+                    by_rate[rate] = np.stack(finished)
+            self._choices[key] = RateChoice(by_rate)
+        return self._choices[key]
+
+    def _is_rate_known(self, variant: Trial) -> bool:
+        return set(self._rates_to_try(variant)) <= self._choice(variant).means.keys()
 
     def rate(self, trial: Trial) -> float | None:
-        """Return the chosen learning rate. None while a trial of a standard rate is missing."""
-        return self._choose_rate(trial)[0]
-
-    def next_rate_trial(self, trial: Trial) -> Trial | None:
-        """Return the next trial outside the range tried so far if the best rate is at its end, else None."""
-        return self._choose_rate(trial)[1]
-
-    def _choose_rate(self, trial: Trial) -> tuple[float | None, Trial | None]:
-        """Return the chosen learning rate and the trial that could still change it.
-
-        The best of the standard rates is chosen. If it is the smallest or the largest, rates beyond that end are
-        tried in turn. A further rate is chosen if it is better by more than two standard errors.
-        """
-        rate_trials = self.rate_trials(trial)
-        accuracies = [self._validation_accuracy(rate_trial) for rate_trial in rate_trials]
-        scores = [accuracy for accuracy in accuracies if accuracy is not None]
-        if not rate_trials or len(scores) < len(rate_trials):
-            return None, None
-        score, rate = max(scores), RATES[int(np.argmax(scores))]
-        for further in FURTHER_RATES.get(rate, ()):
-            rate_trial = rate_trials[0].clone_with(learning_rate=further)
-            further_accuracy = self._validation_accuracy(rate_trial)
-            if further_accuracy is None:
-                return rate, rate_trial
-            if not _is_better(further_accuracy, score, self._validation_count(rate_trial)):
-                break
-            score, rate = further_accuracy, further
-        return rate, None
+        """Return the chosen learning rate. None while a trial that could change the choice is missing."""
+        variants = (trial, *trial.peers)
+        if not all(map(self._is_rate_known, variants)):
+            return None
+        own, *others = map(self._choice, variants)
+        return choose_rate(own, others)
 
     def is_cut_off(self, trial: Trial) -> bool:
         """Return whether the outermost rate was chosen for a trial or for a model that it measures.
@@ -101,15 +111,23 @@ class Results:
         """
         if not needs_rate(trial):
             return any(self.is_cut_off(part) for part in trial.inputs)
-        return self.rate(trial) in {rates[-1] for rates in FURTHER_RATES.values()}
+        return self.rate(trial) in (RATES[0], RATES[-1])
 
-    def _validation_accuracy(self, rate_trial: Trial) -> float | None:
-        record = self._records.get(rate_trial.trial_id(self._fingerprint))
-        return None if record is None else record["result"]["validation_accuracy"]
+    def plausible_rates(self, trial: Trial) -> dict[float, np.ndarray]:
+        """Return test correctness (seeds, images), under the seeds of the choice, of each rate that may be the best.
 
-    def _validation_count(self, rate_trial: Trial) -> int:
-        """Return the number of validation images of a finished trial. Earlier versions did not store it."""
-        return self._records[rate_trial.trial_id(self._fingerprint)]["result"].get("validation_count", self._validation)
+        Empty if the rate is not chosen by the lab. The chosen rate is the first.
+        """
+        rate = self.rate(trial) if needs_rate(trial) else None
+        if rate is None:
+            return {}
+        rates = dict.fromkeys((rate, *self._choice(trial).within(2)))
+        correctness = {}
+        for candidate in rates:
+            right = self.right([rate_trial(trial, candidate, seed) for seed in RATE_SEEDS])
+            if right is not None:
+                correctness[candidate] = right
+        return correctness
 
     def resolve(self, trial: Trial) -> Trial | None:
         """Return the trial with the chosen learning rates, also in its inputs. None while a rate is not chosen."""
@@ -155,15 +173,17 @@ class Results:
 
     def right(self, trials: list[Trial]) -> np.ndarray | None:
         """Return the correctness of test predictions (seeds, images) of finished trials. None if none is finished."""
-        results = [result for trial in trials if (result := self.get(trial)) is not None]
+        results = [result for trial in trials if (result := self.get(trial)) is not None and "right" in result]
         return np.stack([unpack(result["right"], result["count"]) for result in results]) if results else None
-
-
-def _is_better(accuracy: float, reference: float, count: int) -> bool:
-    """Return whether an accuracy on `count` images exceeds another by more than two standard errors."""
-    return accuracy - reference > 2 * math.sqrt((accuracy * (1 - accuracy) + reference * (1 - reference)) / count)
 
 
 def needs_rate(trial: Trial) -> bool:
     """Return whether a trial trains with a learning rate that is not chosen yet."""
     return trial.settings.get("learning_rate", 0) is None
+
+
+def _validation_correctness(result: dict[str, Any]) -> np.ndarray:
+    """Return correctness on validation images, or the score alone if the result has no predictions on them."""
+    if "validation_right" in result:
+        return unpack(result["validation_right"], result["validation_count"])
+    return np.array([result["validation_accuracy"]])

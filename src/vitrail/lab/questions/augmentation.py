@@ -7,6 +7,7 @@ from typing import Any
 from vitrail.core.message_files import load_messages
 from vitrail.lab.question import (
     COLOURS,
+    FIRST_SEEDS,
     Accuracies,
     Question,
     Verdict,
@@ -55,7 +56,7 @@ class AugmentationQuestion(Question):
         return {
             (family, variant, count): [
                 self.lab.train(family, count=count, seed=seed, **self.settings(variant))
-                for seed in self.lab.seeds_for(count)
+                for seed in range(self.lab.seeds)
             ]
             for family in self.lab.selected(FAMILIES)
             for variant in VARIANTS
@@ -73,14 +74,14 @@ class AugmentationQuestion(Question):
 
         decisive = VARIANTS[:2]
         return (
-            select(decisive, self.ends[:1], 2),
-            select(decisive, self.ends, 2),
-            select(VARIANTS, self.ends, 2),
+            select(decisive, self.ends[:1], FIRST_SEEDS),
+            select(decisive, self.ends, FIRST_SEEDS),
+            select(VARIANTS, self.ends, FIRST_SEEDS),
             select(VARIANTS, self.ends, None),
         )
 
     def read(self, results: Results) -> None:
-        self.accuracies = Accuracies(results, self.trials, noise_group=lambda key: key[2])
+        self.accuracies = Accuracies(results, self.trials)
         self.training_accuracy = mean_training_accuracies(results, self.trials)
 
     def gain(self, family: str, variant: str, count: int) -> Estimate | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from vitrail.core.message_files import load_messages
-from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, difference_text, percent_interval
+from vitrail.lab.question import COLOURS, FIRST_SEEDS, Accuracies, Question, Verdict, difference_text, percent_interval
 from vitrail.lab.statistics import Estimate
 from vitrail.lab.trial import Trial
 from vitrail.lab.trial_results import Results
@@ -68,7 +68,7 @@ class ComputeQuestion(Question):
                     seen=self.lab.seen // share,
                     changes=self.changes(family, factor),
                 )
-                for seed in range(max(2, len(self.lab.seeds_for(count))) if self.lab.seeds > 1 else 1)
+                for seed in range(max(2, len(range(self.lab.seeds))) if self.lab.seeds > 1 else 1)
             ]
             for family in self.lab.selected(FAMILIES)
             for factor in FACTORS
@@ -86,10 +86,10 @@ class ComputeQuestion(Question):
 
         pair = FAMILIES[:2]
         return (
-            select(pair, FACTORS[:1], 2),
-            select(pair, FACTORS[:2], 2),
-            select(pair, FACTORS, 2),
-            select(FAMILIES, FACTORS, 2),
+            select(pair, FACTORS[:1], FIRST_SEEDS),
+            select(pair, FACTORS[:2], FIRST_SEEDS),
+            select(pair, FACTORS, FIRST_SEEDS),
+            select(FAMILIES, FACTORS, FIRST_SEEDS),
             select(FAMILIES, FACTORS, None),
         )
 

@@ -14,6 +14,7 @@ from vitrail.core.optional import import_extra
 from vitrail.lab.images import Images
 from vitrail.lab.question import (
     COLOURS,
+    FIRST_SEEDS,
     Accuracies,
     Question,
     Score,
@@ -28,12 +29,10 @@ from vitrail.lab.statistics import (
     crossover,
     extrapolated_crossover,
     fit_power_law,
-    pool,
+    mean_of,
     sample_efficiency,
     smallest,
-    sum_of_means,
 )
-from vitrail.lab.training import TRAINING_SAMPLE
 from vitrail.lab.trial import Outcome, Trial, pack
 from vitrail.lab.trial_results import Results
 from vitrail.reports.charts import Line, line_chart
@@ -55,7 +54,7 @@ class DataQuestion(Question):
     def trials(self) -> dict[tuple[str, int], list[Trial]]:
         """Trials by family and size, one per seed."""
         return {
-            (family, count): [self.lab.train(family, count=count, seed=seed) for seed in self.lab.seeds_for(count)]
+            (family, count): [self.lab.train(family, count=count, seed=seed) for seed in range(self.lab.seeds)]
             for family in self.lab.families
             for count in self.lab.sizes
         }
@@ -75,14 +74,15 @@ class DataQuestion(Question):
         decisive = [key for key in self.trials if key[1] in decisive_sizes]
         leading = [key for key in decisive if key[0] in ("vit", "resnet")]
         return (
-            [trial for key in leading for trial in self.trials[key][:2]],
-            [trial for key in decisive for trial in self.trials[key][:2]] + list(self.classical_trials.values()),
-            [trial for key in self.trials for trial in self.trials[key][:2]],
+            [trial for key in leading for trial in self.trials[key][:FIRST_SEEDS]],
+            [trial for key in decisive for trial in self.trials[key][:FIRST_SEEDS]]
+            + list(self.classical_trials.values()),
+            [trial for key in self.trials for trial in self.trials[key][:FIRST_SEEDS]],
             [trial for key in self.trials for trial in self.trials[key]],
         )
 
     def read(self, results: Results) -> None:
-        self.accuracies = Accuracies(results, self.trials, noise_group=_training_size)
+        self.accuracies = Accuracies(results, self.trials)
         self.gaps: dict[tuple[str, int], list[float]] = {}
         self.training_accuracy = mean_training_accuracies(results, self.trials)
         self.training_curves: dict[str, tuple[list[float], ...]] = {}
@@ -134,7 +134,7 @@ class DataQuestion(Question):
     def _overtaking_verdict(self) -> Verdict:
         """Return the verdict on C2 with the size at which the curves cross, extrapolated if necessary."""
         shared = self._shared_sizes("vit", "resnet")
-        counts = [count for count in shared if self.accuracies.noise_of(("vit", count)).freedom]
+        counts = [count for count in shared if min(map(self._seed_count, (("vit", count), ("resnet", count)))) > 1]
         largest = self.lab.sizes[-1]
         lead = self._lead("vit", "resnet", largest)
         if lead is None or math.isnan(lead.error):
@@ -179,20 +179,13 @@ class DataQuestion(Question):
         test_difference = self.accuracies.difference(few, many)
         if test_difference is None or few == many:
             return None
-        noises = {
-            key: pool(gaps for other, gaps in self.gaps.items() if _training_size(other) == _training_size(key))
-            for key in (few, many)
-        }
-        error = math.hypot(test_difference.image_error, *(self._sampling_error(key) for key in (few, many)))
-        estimate = sum_of_means(
-            [(sign, self.gaps[key], noises[key]) for key, sign in ((few, 1.0), (many, -1.0))], error
-        )
+        # The seeds draw the training images, so their variance contains the sampling of training accuracies.
+        pairs = zip(self.gaps[few], self.gaps[many], strict=False)
+        estimate = mean_of([gap - other_gap for gap, other_gap in pairs], test_difference.image_error)
         return estimate._replace(is_cut_off=test_difference.is_cut_off)
 
-    def _sampling_error(self, key: tuple[str, int]) -> float:
-        """Return the sampling error of a training accuracy. It is 0 if all training images were evaluated."""
-        share, unsampled = self.training_accuracy[key], max(1 - TRAINING_SAMPLE / key[1], 0.0)
-        return math.sqrt(share * (1 - share) / TRAINING_SAMPLE * unsampled)
+    def _seed_count(self, key: tuple[str, int]) -> int:
+        return len(self.accuracies.right[key])
 
     def _classical_fields(self) -> dict[str, str]:
         """Return the accuracies of the classical learners at their largest size, formatted."""
@@ -206,7 +199,8 @@ class DataQuestion(Question):
         for family in self.lab.families:
             if (family, few) in self.accuracies and (family, many) in self.accuracies and few < many:
                 lost = self.accuracies.lost_skill((family, many), (family, few), 1 / len(self.lab.images.labels))
-                yield Score("few", family, complement(lost))
+                if lost is not None:
+                    yield Score("few", family, complement(lost))
 
     def figures(self) -> Iterator[tuple[str, str]]:
         lines, gaps = [], []
@@ -295,11 +289,6 @@ class DataQuestion(Question):
         }
 
 
-def _training_size(key: tuple[str, int]) -> int:
-    """Return the noise group of a variant: seed noise depends on the training set size."""
-    return key[1]
-
-
 def _most_used_machine(results: Results, groups: Mapping[str, Sequence[Trial]]) -> str | None:
     """Return the machine that trained most families. Seconds of different machines are not comparable."""
     counts = Counter(machine for trials in groups.values() for machine in set(map(results.machine, trials)))
@@ -326,7 +315,7 @@ def floor(settings: dict[str, Any], images: Images, _bundles: list[Path], _folde
         "tree": lambda: DecisionTreeClassifier(random_state=0),
         "bayes": lambda: GaussianNB(var_smoothing=0.01),
     }
-    split = images.subset(settings["count"])
+    split = images.subset(settings["count"], 0)
     features = [np.asarray(part.images, np.float32).reshape(len(part), -1) / 255 for part in (split, images.test)]
     learner = learners[settings["learner"]]().fit(features[0], split.labels)
     right = learner.predict(features[1]) == images.test.labels

@@ -13,7 +13,7 @@ import vitrail
 from vitrail.analysis.heads import measure_heads
 from vitrail.core.message_files import load_messages
 from vitrail.lab.images import Images
-from vitrail.lab.question import Accuracies, Question, Verdict, difference_text, percent_interval
+from vitrail.lab.question import FIRST_SEEDS, Accuracies, Question, Verdict, difference_text, percent_interval
 from vitrail.lab.statistics import Estimate
 from vitrail.lab.training import read_config
 from vitrail.lab.trial import Outcome, Trial
@@ -103,7 +103,7 @@ class EncoderQuestion(Question):
                     changes=variant.changes,
                     recipe=variant.recipe,
                 )
-                for seed in self.lab.seeds_for(self.count)
+                for seed in range(self.lab.seeds)
             ]
             # Small batches are slower than their multiply-accumulates suggest.
             slowdown = 3 if "batch" in (variant.recipe or {}) else 1
@@ -171,7 +171,7 @@ class EncoderQuestion(Question):
             [],
         )
         first_seeds = [
-            [trial for name in names for trial in self.trials[name][:2]]
+            [trial for name in names for trial in self.trials[name][:FIRST_SEEDS]]
             + [trial for trial in measurements if _is_early(trial)]
             for names, measurements in zip(_ROUNDS, measurements_by_round, strict=True)
         ]
@@ -182,7 +182,7 @@ class EncoderQuestion(Question):
 
     def read(self, results: Results) -> None:
         # Deep models vary more between seeds, because some hardly train.
-        self.accuracies = Accuracies(results, self.trials, noise_group=lambda name: VARIANTS[name].changes.get("depth"))
+        self.accuracies = Accuracies(results, self.trials)
         self.norms = {name: _mean_result(results, trials, "norms") for name, trials in self.gradient_trials.items()}
         self.entropies = {
             name: _mean_result(results, trials, "entropy") for name, trials in self.entropy_trials.items()
@@ -289,8 +289,8 @@ class EncoderQuestion(Question):
 
 
 def _is_early(trial: Trial) -> bool:
-    """Return whether a measurement belongs to the first two seeds."""
-    return all(part.settings["seed"] < 2 for part in trial.inputs or (trial,) if "seed" in part.settings)
+    """Return whether a measurement belongs to the first seeds."""
+    return all(part.settings["seed"] < FIRST_SEEDS for part in trial.inputs or (trial,) if "seed" in part.settings)
 
 
 def _mean_result(results: Results, trials: Sequence[Trial], name: str) -> np.ndarray | None:

@@ -16,7 +16,7 @@ from vitrail.lab import internals
 from vitrail.lab.exact import random_images, redraw
 from vitrail.lab.images import Images
 from vitrail.lab.measurements import MeasuredValues, measurement_trial, open_model, read_test_images
-from vitrail.lab.question import COLOURS, Question, Score, Verdict, interval_text, percent_interval
+from vitrail.lab.question import COLOURS, FIRST_SEEDS, Question, Score, Verdict, interval_text, percent_interval
 from vitrail.lab.statistics import complement
 from vitrail.lab.trial import Outcome, Trial
 from vitrail.lab.trial_results import Results
@@ -63,7 +63,7 @@ class LocalityQuestion(Question):
         return {
             (family, count): [
                 measurement_trial(f"{_TASK}:measure", self._train(family, count, seed), _PASSES)
-                for seed in self.lab.seeds_for(count)
+                for seed in range(self.lab.seeds)
             ]
             for family in self.families
             for count in self.counts
@@ -92,9 +92,9 @@ class LocalityQuestion(Question):
         first = [("vit", largest), ("resnet", largest)]
         smaller_sets = [("vit", count) for count in self.counts[1:]]
         return (
-            [self.proof_trial, *self._first_seeds(first, 2)],
-            self._first_seeds([("vit", self.counts[-1])] if len(self.counts) < 2 else smaller_sets[:1], 2),
-            self._first_seeds([*smaller_sets, *((family, largest) for family in self.families)], 2),
+            [self.proof_trial, *self._first_seeds(first, FIRST_SEEDS)],
+            self._first_seeds([("vit", self.counts[-1])] if len(self.counts) < 2 else smaller_sets[:1], FIRST_SEEDS),
+            self._first_seeds([*smaller_sets, *((family, largest) for family in self.families)], FIRST_SEEDS),
             self._first_seeds(list(self.trials), None),
         )
 
@@ -110,11 +110,9 @@ class LocalityQuestion(Question):
         def is_trained(key: tuple[str, int]) -> bool:
             return key[1] > 0
 
-        self.area = MeasuredValues(
-            results, groups, lambda measured: measured["areas"][str(measured["third"])], is_trained
-        )
+        self.area = MeasuredValues(results, groups, lambda measured: measured["areas"][str(measured["third"])])
         with_heads = {key: trials for key, trials in groups.items() if key[0] in ("vit", "hybrid")}
-        self.nearest = MeasuredValues(results, with_heads, lambda measured: measured["nearest"], is_trained)
+        self.nearest = MeasuredValues(results, with_heads, lambda measured: measured["nearest"])
         self.areas, self.heads = {}, {}
         for key, trials in groups.items():
             measured = [result for trial in trials if (result := results.get(trial)) is not None]

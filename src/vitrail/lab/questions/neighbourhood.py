@@ -17,7 +17,7 @@ from vitrail.core.settings import Pair
 from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, random_model, relative_difference
 from vitrail.lab.images import Images
 from vitrail.lab.permute import LEVELS, move, patch_order, permutation, permute_input_weights
-from vitrail.lab.question import COLOURS, Accuracies, Question, Score, Verdict
+from vitrail.lab.question import COLOURS, FIRST_SEEDS, Accuracies, Question, Score, Verdict
 from vitrail.lab.statistics import Estimate, smallest
 from vitrail.lab.trial import Outcome, Trial
 from vitrail.lab.trial_results import Results
@@ -80,7 +80,7 @@ class NeighbourhoodQuestion(Question):
                         changes=changes,
                         permutation=(level, self.patch, seed) if level else None,
                     )
-                    for seed in self.lab.seeds_for(self.lab.default_size)
+                    for seed in range(self.lab.seeds)
                 ]
         return by_level
 
@@ -92,7 +92,7 @@ class NeighbourhoodQuestion(Question):
         return Trial("vitrail.lab.questions.neighbourhood:prove", settings, work=2e9)
 
     def rounds(self) -> Sequence[Sequence[Trial]]:
-        def select(names: Sequence[str], levels: Sequence[str], seeds: int | None = 2) -> list[Trial]:
+        def select(names: Sequence[str], levels: Sequence[str], seeds: int | None = FIRST_SEEDS) -> list[Trial]:
             return [trial for name in names for level in levels for trial in self.trials.get((name, level), [])[:seeds]]
 
         all_levels = ("", *LEVELS)
@@ -120,8 +120,6 @@ class NeighbourhoodQuestion(Question):
         """Return the share of skill lost under a permutation: exactly 0 if proved, None if unknown."""
         if self._is_unaffected(name, level):
             return Estimate(0.0, 0.0)
-        if (name, level) not in self.accuracies or (name, "") not in self.accuracies:
-            return None
         chance = 1 / len(self.lab.images.labels)
         return self.accuracies.lost_skill((name, ""), (name, level), chance)
 

@@ -20,8 +20,8 @@ from vitrail.lab.position_measures import (
     removal_effect_by_position,
     strength_by_position,
 )
-from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, percent_interval, points_text
-from vitrail.lab.statistics import Estimate, SeedNoise, mean_of, pool, smallest
+from vitrail.lab.question import COLOURS, FIRST_SEEDS, Accuracies, Question, Verdict, percent_interval, points_text
+from vitrail.lab.statistics import Estimate, mean_of, smallest
 from vitrail.lab.trial import Outcome, Trial
 from vitrail.lab.trial_results import Results
 from vitrail.models.config import read_model
@@ -45,7 +45,7 @@ class OrderQuestion(Question):
         """Trials of the LSTM by order, and of ViT, one per seed."""
 
         def train_seeds(family: str, **changes: Any) -> list[Trial]:
-            seeds = self.lab.seeds_for(self.lab.default_size)
+            seeds = range(self.lab.seeds)
             return [self.lab.train(family, count=self.lab.default_size, seed=seed, changes=changes) for seed in seeds]
 
         control = {"vit": train_seeds("vit")} if "vit" in self.lab.families else {}
@@ -70,7 +70,7 @@ class OrderQuestion(Question):
         return Trial("vitrail.lab.questions.order:prove", {"models": models}, work=1e9)
 
     def rounds(self) -> Sequence[Sequence[Trial]]:
-        def select(names: Sequence[str], seeds: int | None = 2) -> list[Trial]:
+        def select(names: Sequence[str], seeds: int | None = FIRST_SEEDS) -> list[Trial]:
             return [
                 trial
                 for name in names
@@ -90,12 +90,6 @@ class OrderQuestion(Question):
         for name, trials in self.measurement_trials.items():
             if finished := [result for trial in trials if (result := results.get(trial)) is not None]:
                 self.measurements[name] = finished
-        indices = {
-            name: [result["after"]["recency"] for result in measurements]
-            for name, measurements in self.measurements.items()
-        }
-        self.noise: SeedNoise = pool(indices[order] for order in ORDERS if order in indices)
-        self.control_noise: SeedNoise = pool([indices.get("vit", [])])
 
     def verdicts(self) -> Iterator[Verdict]:
         orders = [order for order in ORDERS if order in self.measurements]
@@ -104,8 +98,7 @@ class OrderQuestion(Question):
 
     def _excess_recency(self, order: str) -> Estimate:
         """Return the recency index minus 0.5, its value for even influence."""
-        noise = self.noise if order in ORDERS else self.control_noise
-        estimate = mean_of([result["after"]["recency"] - 0.5 for result in self.measurements[order]], noise)
+        estimate = mean_of([result["after"]["recency"] - 0.5 for result in self.measurements[order]])
         return estimate._replace(is_cut_off=order in self.accuracies.cut_off)
 
     def _assumes_order(self) -> bool | None:

@@ -17,8 +17,8 @@ from vitrail.lab.images import Images
 from vitrail.lab.measurements import measurement_trial, open_model
 from vitrail.lab.permute import move, permutation
 from vitrail.lab.position_measures import measure_encoding, pairwise_distances
-from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, percent_interval, points_text
-from vitrail.lab.statistics import Estimate, mean_of, pool, smallest
+from vitrail.lab.question import COLOURS, FIRST_SEEDS, Accuracies, Question, Verdict, percent_interval, points_text
+from vitrail.lab.statistics import Estimate, mean_of, smallest
 from vitrail.lab.trial import Outcome, Trial
 from vitrail.lab.trial_results import Results
 from vitrail.models.config import read_model
@@ -46,7 +46,7 @@ class PositionQuestion(Question):
         counts = dict.fromkeys((self.lab.default_size, self.lab.sizes[0]))
         return {
             (name, count): [
-                self.lab.train("vit", count=count, seed=seed, changes=changes) for seed in self.lab.seeds_for(count)
+                self.lab.train("vit", count=count, seed=seed, changes=changes) for seed in range(self.lab.seeds)
             ]
             for count in counts
             for name, changes in variants.items()
@@ -57,7 +57,7 @@ class PositionQuestion(Question):
         """Trials with learned positions on a grid large enough to show structure."""
         if self.lab.images.size == "Pico":
             return self.trials["learned-1d", self.lab.default_size]
-        seeds, seen = self.lab.seeds_for(self.lab.default_size), self.lab.seen // 2
+        seeds, seen = range(self.lab.seeds), self.lab.seen // 2
         return [
             self.lab.train("vit", count=self.lab.default_size, seed=seed, size="Micro", seen=seen) for seed in seeds
         ]
@@ -83,13 +83,13 @@ class PositionQuestion(Question):
             return ([self.proof_trial],)
         compared = ("none", "learned-1d", "learned-2d", "sincos-2d")
         main = {name: trials for (name, count), trials in self.trials.items() if count == self.lab.default_size}
-        kinds = [trial for kind in KINDS for trial in main[kind][:2]]
+        kinds = [trial for kind in KINDS for trial in main[kind][:FIRST_SEEDS]]
         return (
             [self.proof_trial],
-            [trial for kind in compared for trial in (*main[kind][:2], self.measurement_trials[kind])],
+            [trial for kind in compared for trial in (*main[kind][:FIRST_SEEDS], self.measurement_trials[kind])],
             self.fine_trials,
             [*kinds, *self.measurement_trials.values()],
-            [trial for trials in main.values() for trial in trials[:2]],
+            [trial for trials in main.values() for trial in trials[:FIRST_SEEDS]],
             [trial for trials in main.values() for trial in trials],
             [trial for trials in self.trials.values() for trial in trials],
         )
@@ -138,9 +138,7 @@ class PositionQuestion(Question):
         if not self.structure_curves:
             return None
         gains = [[float((curve[-1] - curve[0])[column]) for curve in self.structure_curves] for column in (2, 3)]
-        estimates = [
-            mean_of(seed_gains, pool([seed_gains]))._replace(is_cut_off=self.is_fine_cut_off) for seed_gains in gains
-        ]
+        estimates = [mean_of(seed_gains)._replace(is_cut_off=self.is_fine_cut_off) for seed_gains in gains]
         return smallest(estimates)
 
     def _needs_position(self) -> bool | None:

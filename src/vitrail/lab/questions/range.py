@@ -16,7 +16,7 @@ import numpy as np
 from vitrail.core.message_files import load_messages
 from vitrail.data.dataset import Split
 from vitrail.lab.images import Images
-from vitrail.lab.question import COLOURS, Accuracies, Question, Verdict, percent_interval
+from vitrail.lab.question import COLOURS, FIRST_SEEDS, Accuracies, Question, Verdict, percent_interval
 from vitrail.lab.training import train
 from vitrail.lab.trial import Outcome, Trial
 from vitrail.lab.trial_results import Results
@@ -64,7 +64,12 @@ class RangeQuestion(Question):
         def select(names: Sequence[str], seeds: int | None) -> list[Trial]:
             return [trial for name in names if name in self.trials for trial in self.trials[name][:seeds]]
 
-        return select(MODELS[:2], 2), select(MODELS[:3], 2), select(MODELS, 2), select(MODELS, None)
+        return (
+            select(MODELS[:2], FIRST_SEEDS),
+            select(MODELS[:3], FIRST_SEEDS),
+            select(MODELS, FIRST_SEEDS),
+            select(MODELS, None),
+        )
 
     def read(self, results: Results) -> None:
         test_distances = distances(_TEST)

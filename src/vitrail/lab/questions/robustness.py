@@ -12,7 +12,7 @@ from vitrail.core.message_files import load_messages
 from vitrail.lab import perturbations
 from vitrail.lab.images import Images
 from vitrail.lab.measurements import MeasuredValues, measurement_trial, open_model, read_test_images
-from vitrail.lab.question import COLOURS, Question, interval_text, percent_interval
+from vitrail.lab.question import COLOURS, FIRST_SEEDS, Question, interval_text, percent_interval
 from vitrail.lab.trial import Outcome, Trial, pack, unpack
 from vitrail.lab.trial_results import Results
 from vitrail.reports.charts import Line, line_chart
@@ -39,7 +39,7 @@ class RobustnessQuestion(Question):
                     self.lab.train(family, count=count, seed=seed),
                     passes,
                 )
-                for seed in self.lab.seeds_for(count)
+                for seed in range(self.lab.seeds)
             ]
             for family in self.lab.families
         }
@@ -47,8 +47,8 @@ class RobustnessQuestion(Question):
     def rounds(self) -> Sequence[Sequence[Trial]]:
         first = [name for name in ("vit", "resnet") if name in self.trials]
         return (
-            [trial for family in first for trial in self.trials[family][:2]],
-            [trial for family_trials in self.trials.values() for trial in family_trials[:2]],
+            [trial for family in first for trial in self.trials[family][:FIRST_SEEDS]],
+            [trial for family_trials in self.trials.values() for trial in family_trials[:FIRST_SEEDS]],
             [trial for family_trials in self.trials.values() for trial in family_trials],
         )
 

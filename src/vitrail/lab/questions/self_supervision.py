@@ -14,7 +14,7 @@ from vitrail.data.dataset import Split
 from vitrail.evaluation.feature_classifiers import fit_ridge
 from vitrail.evaluation.features import extract_features
 from vitrail.lab.images import Images
-from vitrail.lab.question import Accuracies, Question, Verdict, interval_text
+from vitrail.lab.question import FIRST_SEEDS, Accuracies, Question, Verdict, interval_text
 from vitrail.lab.training import fit, protocol, save_bundle
 from vitrail.lab.trial import Outcome, Trial, pack
 from vitrail.lab.trial_results import Results
@@ -77,8 +77,8 @@ class SelfSupervisionQuestion(Question):
             return [trial for (name, _), trials in self.trials.items() if name in names for trial in trials[:seeds]]
 
         return (
-            [*select(("iGPT",), 2), self.pixel_trial],
-            select(("iGPT", "ViT"), 2),
+            [*select(("iGPT",), FIRST_SEEDS), self.pixel_trial],
+            select(("iGPT", "ViT"), FIRST_SEEDS),
             select(tuple(VARIANTS), None),
         )
 
@@ -125,7 +125,7 @@ def learn(settings: dict[str, Any], images: Images, _bundles: list[Path], folder
     images = _resize(images, config)
     torch.manual_seed(settings["seed"])
     model = build(config)
-    split = images.subset(settings["count"])
+    split = images.subset(settings["count"], settings["seed"])
     few = split.sample_evenly(_MAX_PROBE_IMAGES)
     scale = images.preprocess.scale
     model.prepare(
@@ -177,7 +177,7 @@ def _probe(model: AnyModel, images: Images, few: Split, layer: int) -> tuple[flo
 
 def probe_pixels(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
     """Trial function: fit and evaluate a linear probe on raw pixels."""
-    few = images.subset(settings["count"]).sample_evenly(_MAX_PROBE_IMAGES)
+    few = images.subset(settings["count"], 0).sample_evenly(_MAX_PROBE_IMAGES)
     pixels = [np.asarray(split.images, np.float32).reshape(len(split), -1) / 255 for split in (few, images.test)]
     linear, _ = fit_ridge(pixels[0], few.labels, classes=len(images.labels))
     return Outcome({"accuracy": float((linear(pixels[1]).argmax(axis=1) == images.test.labels).mean())}, {})

@@ -7,6 +7,7 @@ from typing import Any
 from vitrail.core.message_files import load_messages
 from vitrail.lab.question import (
     COLOURS,
+    FIRST_SEEDS,
     Accuracies,
     Question,
     Verdict,
@@ -56,7 +57,7 @@ class SizeQuestion(Question):
         return {
             (family, variant, count): [
                 self.lab.train(family, count=count, seed=seed, changes=self.changes(family, variant))
-                for seed in self.lab.seeds_for(count)
+                for seed in range(self.lab.seeds)
             ]
             for family in self.lab.selected(FAMILIES)
             for variant in VARIANTS
@@ -68,10 +69,10 @@ class SizeQuestion(Question):
             groups = [trials for key, trials in self.trials.items() if key[0] in families]
             return [trial for trials in groups for trial in trials[:seeds]]
 
-        return select(FAMILIES[:1], 2), select(FAMILIES, 2), select(FAMILIES, None)
+        return select(FAMILIES[:1], FIRST_SEEDS), select(FAMILIES, FIRST_SEEDS), select(FAMILIES, None)
 
     def read(self, results: Results) -> None:
-        self.accuracies = Accuracies(results, self.trials, noise_group=lambda key: key[2])
+        self.accuracies = Accuracies(results, self.trials)
         self.training_accuracy = mean_training_accuracies(results, self.trials)
 
     def growth(self, family: str, variant: str) -> Estimate | None:

@@ -18,6 +18,7 @@ from vitrail.evaluation.features import extract_features
 from vitrail.lab.images import Images
 from vitrail.lab.question import (
     COLOURS,
+    FIRST_SEEDS,
     Question,
     Verdict,
     difference_text,
@@ -26,7 +27,7 @@ from vitrail.lab.question import (
     percent_interval,
     range_text,
 )
-from vitrail.lab.statistics import Estimate, pool, smallest, sum_of_means
+from vitrail.lab.statistics import Estimate, mean_of, smallest
 from vitrail.lab.training import correct_predictions, fit, protocol, read_config, save_bundle
 from vitrail.lab.trial import Outcome, Trial
 from vitrail.lab.trial_results import Results
@@ -57,7 +58,7 @@ class TransferQuestion(Question):
         families = [name for name in FAMILIES if name in self.lab.families]
         variants = [(family, "linear") for family in families] + [("vit", "hidden")] * ("vit" in families)
         return {
-            (family, head, count): [self._trial(family, head, count, seed) for seed in self.lab.seeds_for(count)]
+            (family, head, count): [self._trial(family, head, count, seed) for seed in range(self.lab.seeds)]
             for family, head in variants
             for count in self.lab.sizes
         }
@@ -79,8 +80,8 @@ class TransferQuestion(Question):
         ends = {self.lab.sizes[0], self.lab.sizes[-1]}
         leading = [key for key in self.trials if key[2] in ends and key[1] == "linear"]
         return (
-            [trial for key in leading for trial in self.trials[key][:2]],
-            [trial for key in self.trials if key[2] in ends for trial in self.trials[key][:2]],
+            [trial for key in leading for trial in self.trials[key][:FIRST_SEEDS]],
+            [trial for key in self.trials if key[2] in ends for trial in self.trials[key][:FIRST_SEEDS]],
             [trial for trials in self.trials.values() for trial in trials],
         )
 
@@ -91,11 +92,6 @@ class TransferQuestion(Question):
             for method, values in self.accuracies.items():
                 if finished:
                     values[key] = [result[method] for result in finished]
-        self.noises = {
-            (method, count): pool(accuracies for key, accuracies in values.items() if key[2] == count)
-            for method, values in self.accuracies.items()
-            for count in self.lab.sizes
-        }
         self.cut_off = find_cut_off(results, self.trials)
 
     def _estimate(self, method: str, key: Key) -> Estimate | None:
@@ -108,7 +104,9 @@ class TransferQuestion(Question):
             return None
         # Correctness per image is not stored, so the test images are treated as independent, which is conservative.
         images = math.hypot(*(weight * self._image_error(values[key]) for weight, key in terms))
-        estimate = sum_of_means([(weight, values[key], self.noises[method, key[2]]) for weight, key in terms], images)
+        seeds = min(len(values[key]) for _, key in terms)
+        by_seed = sum(weight * np.array(values[key][:seeds]) for weight, key in terms)
+        estimate = mean_of(np.atleast_1d(by_seed), images)
         return estimate._replace(is_cut_off=not self.cut_off.isdisjoint(key for _, key in terms))
 
     def _image_error(self, shares: Sequence[float]) -> float:
@@ -192,7 +190,7 @@ def transfer(settings: dict[str, Any], images: Images, _bundles: list[Path], fol
     The other half is learned from few images by least squares on frozen features, and from more by fine-tuning.
     """
     first, second = halves(images)
-    split = first.subset(settings["count"] // len(images.labels) * len(first.labels))
+    split = first.subset(settings["count"] // len(images.labels) * len(first.labels), settings["seed"])
     torch.manual_seed(settings["seed"])
     model = build(read_config(settings))
     curves = fit(model, first, split, protocol(settings, first), settings["seed"])

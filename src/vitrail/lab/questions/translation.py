@@ -16,7 +16,7 @@ from vitrail.lab.exact import DIFFERENT, EQUAL, random_images, redraw, relative_
 from vitrail.lab.images import Images
 from vitrail.lab.measurements import MeasuredValues, measurement_trial, open_model, read_test_images
 from vitrail.lab.perturbations import PerturbedPredictions
-from vitrail.lab.question import COLOURS, Question, Score, Verdict, interval_text, percent_interval
+from vitrail.lab.question import COLOURS, FIRST_SEEDS, Question, Score, Verdict, interval_text, percent_interval
 from vitrail.lab.statistics import Estimate, complement
 from vitrail.lab.trial import Outcome, Trial, pack, unpack
 from vitrail.lab.trial_results import Results
@@ -45,7 +45,7 @@ class TranslationQuestion(Question):
         return {
             (family, count): [
                 measurement_trial(f"{_TASK}:measure", self.lab.train(family, count=count, seed=seed), passes)
-                for seed in self.lab.seeds_for(count)
+                for seed in range(self.lab.seeds)
             ]
             for count in ends
             for family in self.lab.families
@@ -63,7 +63,7 @@ class TranslationQuestion(Question):
                     10 * _FEATURE_IMAGES,
                     untrained=True,
                 )
-                for seed in self.lab.seeds_for(count)
+                for seed in range(self.lab.seeds)
             ]
             for family in self.lab.families
         }
@@ -77,9 +77,9 @@ class TranslationQuestion(Question):
         largest = [key for key in self.trials if key[1] == self.lab.sizes[-1]]
         first = [key for key in largest if key[0] in ("vit", "resnet")]
         return (
-            [self.proof_trial, *self._first_seeds(first, 2)],
-            self._first_seeds(largest, 2),
-            self._first_seeds(list(self.trials), 2),
+            [self.proof_trial, *self._first_seeds(first, FIRST_SEEDS)],
+            self._first_seeds(largest, FIRST_SEEDS),
+            self._first_seeds(list(self.trials), FIRST_SEEDS),
             self._first_seeds(list(self.trials), None),
         )
 
@@ -92,7 +92,7 @@ class TranslationQuestion(Question):
 
         def measured_values(read_value: Callable[[dict[str, Any]], Any]) -> MeasuredValues:
             """Read one value. Each size has its own seed noise, because small training sets have more."""
-            return MeasuredValues(results, self.trials, read_value, lambda key: key[1])
+            return MeasuredValues(results, self.trials, read_value)
 
         self.accuracy = {0: measured_values(_read_right)}
         self.consistency = {}
