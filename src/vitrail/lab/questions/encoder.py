@@ -1,10 +1,9 @@
 """Which parts of the encoder help? The ViT with one part changed or removed."""
 
-import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,196 +12,143 @@ import vitrail
 from vitrail.analysis.heads import measure_heads
 from vitrail.core.message_files import load_messages
 from vitrail.lab.images import Images
-from vitrail.lab.question import FIRST_SEEDS, Accuracies, Question, Verdict, difference_text, percent_interval
+from vitrail.lab.question import Verdict, difference_text
 from vitrail.lab.statistics import Estimate
 from vitrail.lab.training import read_config
 from vitrail.lab.trial import Outcome, Trial
 from vitrail.lab.trial_results import Results
+from vitrail.lab.variant_question import Key, Variant, VariantQuestion
 from vitrail.models.base import AnyModel
 from vitrail.models.create import build
+from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.families.vit.model import ViT
 from vitrail.models.initialise import lecun_normal_
-from vitrail.reports.charts import Interval, Line, interval_chart, line_chart
+from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.page_kit import figure, table
 
-_DEPTH = 12  # of the variants that test the position of LayerNorm
+_DEPTH = 12  # of the variants that test LayerNorm and residual connections
 _SAMPLE = 128  # images for gradients and entropies
+_SMALL_BATCH: dict[str, Any] = {"batch": 4}
+_NO_WARMUP: dict[str, Any] = {"warmup": 0.0}
 
-
-class Variant(NamedTuple):
-    """Changes to the ViT or to its training."""
-
-    changes: dict[str, Any]
-    recipe: dict[str, Any] | None = None
-    share: int = 1
-    """Divisor of the lab's number of images seen."""
-    against: str | None = None
-    """Name of the variant for comparison."""
-
-
-def _deep(**changes: Any) -> dict[str, Any]:
-    return {"depth": _DEPTH, **changes}
-
-
-VARIANTS = {
-    "base": Variant({}),
-    "bare": Variant({"residual": False}, against="base"),
-    "unscaled": Variant({"attention_scale": 1.0}, against="base"),
-    "one-head": Variant({"heads": 1}, against="base"),
-    "pre": Variant(_deep(), {"warmup": 0.0}, 2),
-    "post": Variant(_deep(norm_order="post"), {"warmup": 0.0}, 2, against="pre"),
-    "relu": Variant({"activation": "relu"}, against="base"),
-    "gap": Variant({"pool": "gap"}, against="base"),
-    "local": Variant({"attention": "local"}, against="base"),
-    "strided": Variant({"attention": "strided"}, against="base"),
-    "layer-128": Variant({}, share=4),
-    "batch-128": Variant({"norm": "batch"}, share=4, against="layer-128"),
-    "layer-4": Variant({}, {"batch": 4}, 4),
-    "batch-4": Variant({"norm": "batch"}, {"batch": 4}, 4, against="layer-4"),
-    "pre-warm": Variant(_deep(), share=2),
-    "post-warm": Variant(_deep(norm_order="post"), share=2, against="pre-warm"),
-    "bare-deep": Variant(_deep(residual=False), share=2, against="pre-warm"),
+LOSSES = {
+    "C22": "post",
+    "C23": "relu",
+    "C25": "bare",
+    "C26a": "unscaled",
+    "C26b": "one-head",
+    "C27": "gap",
+    "C38": "no-norm",
+    "C39": "linear",
+    "C40": "narrow-mlp",
 }
-"""Variants, grouped by round; see `EncoderQuestion.rounds`."""
+"""Claims with the variant whose loss against its reference decides."""
 
-CLAIMS = {"C22": "post", "C23": "relu", "C25": "bare", "C26a": "unscaled", "C26b": "one-head", "C27": "gap"}
-"""Claims with the variant whose loss decides."""
-
-_ROUNDS = (
+_STAGES = (
     ("base", "bare", "unscaled", "one-head"),
     ("pre", "post"),
-    ("relu", "gap"),
-    ("local", "strided"),
+    ("relu", "linear", "gap"),
+    ("wide-mlp", "narrow-mlp"),
     ("layer-128", "batch-128", "layer-4", "batch-4"),
-    ("pre-warm", "post-warm", "bare-deep"),
+    ("pre-warm", "post-warm", "bare-deep", "no-norm"),
+    ("local", "strided", "narrow-mlp-deep"),
 )
 
 
-class EncoderQuestion(Question):
-    """Compares variants of the ViT at the same number of images, each with its own learning rate."""
+class EncoderQuestion(VariantQuestion):
+    """Compares variants of the ViT at the same number of images."""
 
     messages = load_messages(__file__)
-    claims = ("C22", "C23", "C24", "C25", "C26a", "C26b", "C27")
+    claims = (*LOSSES, "C24", "C43")
 
     @functools.cached_property
-    def count(self) -> int:
-        """Number of training images of all variants."""
-        return self.lab.default_size
-
-    @functools.cached_property
-    def trials(self) -> dict[str, list[Trial]]:
-        """Trials by variant, one per seed."""
-        by_variant = {}
-        for name, variant in VARIANTS.items():
-            trials = [
-                self.lab.train(
-                    "vit",
-                    count=self.count,
-                    seed=seed,
-                    seen=self.lab.seen // variant.share,
-                    changes=variant.changes,
-                    recipe=variant.recipe,
-                )
-                for seed in range(self.lab.seeds)
-            ]
+    def variants(self) -> Mapping[str, Variant]:
+        vit = cast(ViTConfig, self.lab.images.matched_config("vit"))
+        wide, narrow = {"mlp": 4 * vit.width}, {"mlp": vit.width}
+        deep_narrow = {**narrow, "depth": _equal_cost_depth(vit.replace(**narrow), vit.replace(**wide).macs)}
+        return {
+            "base": Variant(),
+            "bare": Variant(changes={"residual": False}, against="base"),
+            "unscaled": Variant(changes={"attention_scale": 1.0}, against="base"),
+            "one-head": Variant(changes={"heads": 1}, against="base"),
+            "relu": Variant(changes={"activation": "relu"}, against="base"),
+            "linear": Variant(changes={"activation": "none"}, against="base"),
+            "gap": Variant(changes={"pool": "gap"}, against="base"),
+            "local": Variant(changes={"attention": "local"}, against="base"),
+            "strided": Variant(changes={"attention": "strided"}, against="base"),
+            "wide-mlp": Variant(changes=wide),
+            "narrow-mlp": Variant(changes=narrow, against="wide-mlp"),
+            "narrow-mlp-deep": Variant(changes=deep_narrow, against="wide-mlp"),
+            "layer-128": Variant(share=4),
+            "batch-128": Variant(changes={"norm": "batch"}, share=4, against="layer-128"),
             # Small batches are slower than their multiply-accumulates suggest.
-            slowdown = 3 if "batch" in (variant.recipe or {}) else 1
-            by_variant[name] = [dataclasses.replace(trial, work=slowdown * trial.work) for trial in trials]
-        return by_variant
+            "layer-4": Variant(recipe=_SMALL_BATCH, share=4, slowdown=3),
+            "batch-4": Variant(changes={"norm": "batch"}, recipe=_SMALL_BATCH, share=4, slowdown=3, against="layer-4"),
+            "pre": Variant(changes={"depth": _DEPTH}, recipe=_NO_WARMUP, share=2),
+            "post": Variant(changes={"depth": _DEPTH, "norm_order": "post"}, recipe=_NO_WARMUP, share=2, against="pre"),
+            "pre-warm": Variant(changes={"depth": _DEPTH}, share=2),
+            "post-warm": Variant(changes={"depth": _DEPTH, "norm_order": "post"}, share=2, against="pre-warm"),
+            "bare-deep": Variant(changes={"depth": _DEPTH, "residual": False}, share=2, against="pre-warm"),
+            "no-norm": Variant(changes={"depth": _DEPTH, "norm": "none"}, share=2, against="pre-warm"),
+        }
+
+    def stages(self) -> Sequence[Sequence[Key]]:
+        return [[(name, count) for name in names for count in self.counts] for names in _STAGES]
 
     # Measurements
 
     @functools.cached_property
-    def gradient_trials(self) -> dict[str, list[Trial]]:
-        """Trials that measure gradients of deep models before training."""
-        return {
-            name: [
-                Trial(
-                    "vitrail.lab.questions.encoder:gradients",
-                    {"model": trial.settings["model"], "seed": seed},
-                    work=3 * _SAMPLE * self.lab.images.matched_config("vit", depth=_DEPTH).macs,
-                )
-                for seed, trial in enumerate(self.trials[name])
-            ]
-            for name in ("pre", "post")
-        }
-
-    @functools.cached_property
-    def batch_mates_trial(self) -> Trial:
+    def _batch_mates_trial(self) -> Trial:
         """Trial that measures whether an image's output depends on the other images of its batch."""
         settings = {norm: self.lab.images.matched_config("vit", norm=norm).to_document() for norm in ("layer", "batch")}
         return Trial("vitrail.lab.questions.encoder:batch_mates", settings)
 
-    @functools.cached_property
-    def entropy_trials(self) -> dict[str, list[Trial]]:
-        """Trials that measure the entropy of attention in trained models."""
-        work = _SAMPLE * self.lab.images.matched_config("vit").macs
-        return {
-            name: [
-                Trial("vitrail.lab.questions.encoder:attention_entropy", {}, inputs=(trial,), work=work)
-                for trial in self.trials[name]
-            ]
-            for name in ("base", "unscaled")
-        }
+    @property
+    def proof_trials(self) -> Sequence[Trial]:
+        return (self._batch_mates_trial,)
 
-    @functools.cached_property
-    def batch_statistics_trials(self) -> dict[str, list[Trial]]:
-        """Trials that evaluate BatchNorm models with the statistics of test batches."""
-        work = 2 * len(self.lab.images.test) * self.lab.images.matched_config("vit").macs
-        return {
-            name: [
-                Trial(
-                    "vitrail.lab.questions.encoder:batch_statistics", {"batches": [4, 128]}, inputs=(trial,), work=work
-                )
-                for trial in self.trials[name]
-            ]
-            for name in ("batch-128", "batch-4")
-        }
+    def measurement_trials(self, key: Key) -> Mapping[str, Sequence[Trial]]:
+        """Gradients of deep models before training, entropy of trained attention, accuracy with batch statistics."""
+        task, macs = "vitrail.lab.questions.encoder:{}".format, self.lab.images.matched_config("vit").macs
+        match key[0]:
+            case "pre" | "post":
+                work = 3 * _SAMPLE * self.lab.images.matched_config("vit", depth=_DEPTH).macs
+                settings = [
+                    {"model": trial.settings["model"], "seed": trial.settings["seed"]} for trial in self.trials[key]
+                ]
+                return {"norms": [Trial(task("gradients"), setting, work=work) for setting in settings]}
+            case "base" | "unscaled":
+                return {"entropy": self._measure(key, task("attention_entropy"), {}, _SAMPLE * macs)}
+            case "batch-128" | "batch-4":
+                work = 2 * len(self.lab.images.test) * macs
+                return {"accuracies": self._measure(key, task("batch_statistics"), {"batches": [4, 128]}, work)}
+        return {}
 
-    def rounds(self) -> Sequence[Sequence[Trial]]:
-        if "vit" not in self.lab.families:
-            return ()
-        measurements_by_round = (
-            [self.batch_mates_trial, *(trial for trials in self.entropy_trials.values() for trial in trials)],
-            [trial for trials in self.gradient_trials.values() for trial in trials],
-            [],
-            [],
-            [trial for trials in self.batch_statistics_trials.values() for trial in trials],
-            [],
-        )
-        first_seeds = [
-            [trial for name in names for trial in self.trials[name][:FIRST_SEEDS]]
-            + [trial for trial in measurements if _is_early(trial)]
-            for names, measurements in zip(_ROUNDS, measurements_by_round, strict=True)
-        ]
-        all_trials = [trial for trials in self.trials.values() for trial in trials] + [
-            trial for measurements in measurements_by_round for trial in measurements
-        ]
-        return (*first_seeds, all_trials)
+    def _measure(self, key: Key, task: str, settings: dict[str, Any], work: float) -> list[Trial]:
+        return [Trial(task, settings, inputs=(trial,), work=work) for trial in self.trials[key]]
 
     def read(self, results: Results) -> None:
-        # Deep models vary more between seeds, because some hardly train.
-        self.accuracies = Accuracies(results, self.trials)
-        self.norms = {name: _mean_result(results, trials, "norms") for name, trials in self.gradient_trials.items()}
-        self.entropies = {
-            name: _mean_result(results, trials, "entropy") for name, trials in self.entropy_trials.items()
-        }
-        self.batch_accuracies = {
-            name: _mean_result(results, trials, "accuracies") for name, trials in self.batch_statistics_trials.items()
-        }
-        self.batch_mates_changes = results.get(self.batch_mates_trial)
+        super().read(results)
+        self.batch_mates_changes = results.get(self._batch_mates_trial)
 
-    def loss(self, name: str) -> Estimate | None:
-        """Return the loss in accuracy of a variant against its comparison."""
-        against = VARIANTS[name].against
-        return None if against is None else self.accuracies.difference(against, name)
+    def _mean(self, name: str, measurement: str) -> np.ndarray | None:
+        """Return the mean over seeds of a measurement. None if it was not run."""
+        measured = self.measurements.get((name, self.counts[0]), {}).get(measurement, [])
+        return np.mean([result[measurement] for result in measured], axis=0) if measured else None
+
+    # Verdicts
 
     def verdicts(self) -> Iterator[Verdict]:
-        for claim in self.claims:
-            if claim in CLAIMS:
-                yield Verdict(claim, "trained", self.loss(CLAIMS[claim]), fields=self._result_fields(claim))
-            else:
-                yield self._batch_independence()
+        for claim, name in LOSSES.items():
+            gain = self.lead(self.variants[name].against or "", name)
+            yield Verdict(claim, "trained", gain, fields=self._result_fields(claim))
+        yield self._batch_independence()
+        yield Verdict("C43", "trained", self._small_batch_loss())
+
+    def _small_batch_loss(self) -> Estimate | None:
+        """Return how much more BatchNorm lags behind LayerNorm with batches of 4 images than with 128."""
+        signs = {"layer-4": 1.0, "batch-4": -1.0, "layer-128": -1.0, "batch-128": 1.0}
+        return self.accuracies.contrast(*((sign, (name, self.counts[0])) for name, sign in signs.items()))
 
     def _batch_independence(self) -> Verdict:
         """Return the verdict on C24: BatchNorm depends on the batch, LayerNorm does not."""
@@ -214,89 +160,59 @@ class EncoderQuestion(Question):
 
     def _result_fields(self, claim: str) -> dict[str, Any]:
         """Return the placeholders of the result message of a claim."""
-        if claim == "C22" and all(array is not None for array in self.norms.values()):
-            return {name: f"{norms[-1]:.1f}" for name, norms in self.norms.items() if norms is not None}
-        if claim == "C26a" and all(array is not None for array in self.entropies.values()):
-            return {name: f"{values.mean():.2f}" for name, values in self.entropies.items() if values is not None}
-        return {}
+        if claim == "C22":
+            norms = {name: self._mean(name, "norms") for name in ("pre", "post")}
+            texts = {name: f"{array[-1]:.1f}" for name, array in norms.items() if array is not None}
+        elif claim == "C26a":
+            entropies = {name: self._mean(name, "entropy") for name in ("base", "unscaled")}
+            texts = {name: f"{array.mean():.2f}" for name, array in entropies.items() if array is not None}
+        elif claim == "C40" and (gain := self.gain("narrow-mlp-deep", self.counts[0])) is not None:
+            return {"deep": difference_text(gain)}
+        else:
+            return {}
+        return texts if len(texts) == 2 else {}
 
     # The page
 
     def figures(self) -> Iterator[tuple[str, str]]:
-        losses = {name: loss for name in VARIANTS if (loss := self.loss(name)) is not None}
-        if losses:
-            rows = [
-                Interval(self.t(name, "tspan"), 100 * loss.value, *percent_interval(loss))
-                for name, loss in losses.items()
-            ]
-            yield "encoder-losses", interval_chart(rows, self.t("loss", "tspan"), zero=0.0)
-        lines = [
-            Line(self.t(f"{name}-ln", "tspan"), list(range(1, len(norms) + 1)), norms.tolist(), colour)
-            for (name, norms), colour in zip(self.norms.items(), (0, 7), strict=True)
-            if norms is not None
-        ]
+        yield from super().figures()
+        lines = []
+        for name, colour in (("pre", 0), ("post", 7)):
+            if (norms := self._mean(name, "norms")) is not None:
+                xs = list(range(1, len(norms) + 1))
+                lines.append(Line(self.t(f"{name}-ln", "tspan"), xs, norms.tolist(), colour))
         if lines:
             labels = self.t("layer", "tspan"), self.t("gradient", "tspan")
             yield "encoder-gradients", line_chart(lines, *labels, log=True, dots=True)
 
-    def html(self, figures: dict[str, str]) -> str:
-        if not figures:
-            return str(self.t("nothing", "p"))
-        panes = "".join(
-            figure(
-                self.t(f"{name}-title"),
-                self.t(f"{name}-note", count=f"{self.count:,}", seeds=self.accuracies.seeds),
-                svg,
-            )
-            for name, svg in figures.items()
-        )
-        rows = []
-        for name in self.accuracies.right:
-            loss, estimate = self.loss(name), self.accuracies.estimate(name)
-            against = VARIANTS[name].against
-            rows.append(
-                (
-                    self.t(name),
-                    f"{estimate.value:.1%}",
-                    "-" if against is None else self.t(against),
-                    "-" if loss is None else difference_text(loss),
-                )
-            )
-        heads = ("", self.t("accuracy"), self.t("against"), self.t("loss"))
-        loss_table = table(heads, rows, frozenset((1, 3)))
-        return f'<div class="panes">{panes}</div>{loss_table}{self._batch_table()}'
+    def panes(self, figures: dict[str, str]) -> Iterator[str]:
+        yield from super().panes(figures)
+        if (name := "encoder-gradients") in figures:
+            yield figure(self.t(f"{name}-title"), self.t(f"{name}-note"), figures[name])
 
-    def _batch_table(self) -> str:
+    def details(self) -> str:
         """Return the table of BatchNorm accuracies by the statistics in use."""
         rows = []
-        for name, values in self.batch_accuracies.items():
-            if values is not None and name in self.accuracies:
-                shares = (self.accuracies.estimate(name).value, *values)
+        for name in ("batch-128", "batch-4"):
+            key, values = (name, self.counts[0]), self._mean(name, "accuracies")
+            if values is not None and key in self.accuracies:
+                shares = (self.accuracies.estimate(key).value, *values)
                 rows.append((self.t(name), *(f"{share:.1%}" for share in shares)))
         heads = ("", self.t("running"), self.t("of-4"), self.t("of-128"))
         return f"{self.t('batches', 'p')}{table(heads, rows, frozenset((1, 2, 3)))}" if rows else ""
 
     def numbers(self) -> dict[str, Any]:
-        measured = {"gradients": self.norms, "entropy": self.entropies, "batch_statistics": self.batch_accuracies}
-        return {
-            "count": self.count,
-            "accuracy": {name: list(self.accuracies.estimate(name)[:2]) for name in self.accuracies.right},
-            **{
-                key: {name: values.tolist() for name, values in arrays.items() if values is not None}
-                for key, arrays in measured.items()
-            },
-        }
+        measured: dict[str, dict[str, list[float]]] = {}
+        for (name, _), measurements in self.measurements.items():
+            for measurement in measurements:
+                if (values := self._mean(name, measurement)) is not None:
+                    measured.setdefault(measurement, {})[name] = values.tolist()
+        return super().numbers() | measured
 
 
-def _is_early(trial: Trial) -> bool:
-    """Return whether a measurement belongs to the first seeds."""
-    return all(part.settings["seed"] < FIRST_SEEDS for part in trial.inputs or (trial,) if "seed" in part.settings)
-
-
-def _mean_result(results: Results, trials: Sequence[Trial], name: str) -> np.ndarray | None:
-    """Return the mean over seeds of a result. None if no trial was run."""
-    values = [result[name] for trial in trials if (result := results.get(trial)) is not None]
-    return np.mean(values, axis=0) if values else None
+def _equal_cost_depth(config: ViTConfig, macs: int) -> int:
+    """Return the depth at which a ViT comes closest to a number of multiply-accumulates."""
+    return min(range(1, 4 * config.depth), key=lambda depth: abs(config.replace(depth=depth).macs - macs))
 
 
 # Trial functions
