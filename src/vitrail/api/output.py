@@ -343,6 +343,8 @@ def print_bench(report: dict[str, Any]) -> None:
 
 def print_scores(scores: dict[str, Any]) -> None:
     """Print the main scores of an evaluation, and the classes, worst first."""
+    from vitrail.evaluation.metrics import worst_first
+
     matched = f"; classes matched {scores['labels_matched']}" if "labels_matched" in scores else ""
     rows = [["data", f"{scores['data']} ({scores['split']}, {scores['count']:,} images{matched})"]]
     if "features" in scores:
@@ -362,6 +364,7 @@ def print_scores(scores: dict[str, Any]) -> None:
     ]
     if scores["ece"] is not None:
         rows.append(["calibration error", f"{scores['ece']:.3f}"])
+    rows.append(_macro_row(scores["macro"]))
     if "against" in scores:
         rows.append(["against", scores["against"]["sentence"]])
     print_table(None, rows)
@@ -373,31 +376,43 @@ def print_scores(scores: dict[str, Any]) -> None:
         )
         print_table(("of each class", "images", "accuracy", f"95 % interval ({scores['seeds']} draws)"), rows)
     sys.stdout.write("\n")
-    worst = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["accuracy"])
-    rows = [[row["label"], f"{row['right']:,}", f"{row['count']:,}", f"{row['accuracy']:.1%}"] for row in worst[:20]]
-    print_table(("class (worst first)", "right", "of", "accuracy"), rows)
+    rows = [
+        [row["label"], f"{row['right']:,}", f"{row['count']:,}", *(f"{row[name]:.1%}" for name in _CLASS_METRICS)]
+        for row in worst_first(scores["per_class"], "accuracy")[:20]
+    ]
+    print_table(("class (worst first)", "right", "of", "precision", "recall", "F1"), rows)
     return None
+
+
+_CLASS_METRICS = ("precision", "recall", "f1")
+
+
+def _macro_row(macro: dict[str, float | None]) -> list[str]:
+    precision, recall, f1 = (_format_share(macro[name]) for name in _CLASS_METRICS)
+    return ["mean of classes", f"precision {precision}, recall {recall}, F1 {f1}"]
 
 
 def _print_multilabel_scores(scores: dict[str, Any], rows: list[list[str]]) -> None:
     """Print the scores of a bundle that predicts several labels per image, after the given rows."""
+    from vitrail.evaluation.metrics import worst_first
+
     rows += [
         ["mAP", _format_share(scores["map"])],
         ["F1 at the thresholds", _format_share(scores["f1"])],
         ["all labels right", _format_share(scores["accuracy"])],
+        _macro_row(scores["macro"]),
     ]
     print_table(None, rows)
     sys.stdout.write("\n")
-    worst = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["average_precision"])
     cells = [
         [
             row["label"],
             f"{row['count']:,}",
-            *(_format_share(row[key]) for key in ("average_precision", "precision", "recall")),
+            *(_format_share(row[name]) for name in ("average_precision", *_CLASS_METRICS)),
         ]
-        for row in worst[:20]
+        for row in worst_first(scores["per_class"], "average_precision")[:20]
     ]
-    print_table(("label (worst first)", "images", "average precision", "precision", "recall"), cells)
+    print_table(("label (worst first)", "images", "average precision", "precision", "recall", "F1"), cells)
 
 
 def _format_share(value: float | None) -> str:

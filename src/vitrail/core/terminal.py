@@ -226,7 +226,7 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppab
             break
     with console.capture() as captured:
         console.print(table)
-    sys.stdout.write(captured.get())
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def print_facts(rows: list[list[str]]) -> None:
