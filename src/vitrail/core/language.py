@@ -146,7 +146,8 @@ def load_templates(category: str) -> tuple[dict[str, str], tuple[Template, ...]]
                 templates.append(Template(message["en"], message["ko"]))
             else:
                 exact[message["en"]] = message["ko"]
-    return exact, tuple(sorted(templates, key=lambda template: -template.literal_length))
+    templates.sort(key=lambda template: (template.english.startswith("{"), -template.literal_length))
+    return exact, tuple(templates)
 
 
 @functools.cache
