@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from vitrail.api.parameters import (
     BundlePath,
+    Corrections,
     Data,
     Device,
     EngineName,
@@ -24,6 +25,7 @@ from vitrail.core.flags import SPEED, argument, flag, python_only
 from vitrail.core.settings import check_integer
 from vitrail.core.terminal import Meter
 from vitrail.data.image_files import SUFFIXES, name_images
+from vitrail.data.sources.registry import with_corrections
 from vitrail.evaluation.predictions.prediction_tables import table_endings
 
 if TYPE_CHECKING:
@@ -123,6 +125,7 @@ def evaluate(
         ),
     ] = None,
     *,
+    corrections: Corrections = None,
     protocol: Annotated[
         "Protocol",
         flag(
@@ -235,7 +238,7 @@ def evaluate(
     request = EngineRequest(engine, precision, tolerance)
     scores = run(
         bundle,
-        data,
+        with_corrections(data, corrections),
         split,
         protocol=protocol,
         workers=workers,
