@@ -1,15 +1,12 @@
 """Print the results of commands: as a table, or as JSON with --json. Each `show_...` function is for one command."""
 
-import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitrail.api.results import Report, Rows
-from vitrail.core.errors import CorruptFileError
 from vitrail.core.terminal import (
-    display_width,
     escape_unprintable,
     format_cell,
     format_duration,
@@ -22,9 +19,7 @@ from vitrail.core.terminal import (
 if TYPE_CHECKING:
     from vitrail.api.predictions import Evaluation
     from vitrail.api.training_commands import Diagnosis
-    from vitrail.bundles.metadata import BundleInfo
     from vitrail.evaluation.compare_runs import RunComparison
-    from vitrail.inference.classifier import Prediction, Predictions
     from vitrail.reports.inspect.inspection_page import Inspection
     from vitrail.training.run import Result
 
@@ -231,83 +226,6 @@ def _format_measure(measure: dict[str, Any] | None) -> str:
     low, high = measure["interval"]
     reference = f"  [{measure['reference']:.3f}]" if "reference" in measure else ""
     return f"{measure['value']:.3f} ({low:.3f} to {high:.3f}){reference}"
-
-
-def receive_predictions(
-    arguments: CliArguments,
-) -> "Callable[[Sequence[str], Sequence[str], BundleInfo], Callable[[Prediction], None]]":
-    """Return the receiver that prints each prediction as soon as it is computed, unless only files are written."""
-    files = [arguments.values[name] for name in ("features", "output", "page") if name in arguments.values]
-    if not arguments.json and ("output" in arguments.values or "page" in arguments.values):
-        return lambda names, labels, info: lambda prediction: None
-
-    def begin(names: Sequence[str], labels: Sequence[str], info: "BundleInfo") -> "Callable[[Prediction], None]":
-        show = _print_json_line if arguments.json else prediction_table(names, labels, blank=info.answer.no_label)
-        return show if not files else _ignore_closed_pipe(show)
-
-    return begin
-
-
-def _print_json_line(prediction: "Prediction") -> None:
-    print_json(prediction.to_json())
-    sys.stdout.flush()
-
-
-def _ignore_closed_pipe(show: "Callable[[Prediction], None]") -> "Callable[[Prediction], None]":
-    """Wrap a function that prints predictions: after stdout is closed (`| head`), it prints nothing and raises nothing.
-
-    The files of predictions are still to be written.
-    """
-
-    def receive(prediction: "Prediction") -> None:
-        try:
-            show(prediction)
-        except BrokenPipeError:
-            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
-
-    return receive
-
-
-def show_predictions(failed: "Predictions", arguments: CliArguments) -> None:
-    """Print the paths of written files. Exit with code 1 if images could not be classified."""
-    output, page, features = map(arguments.values.get, ("output", "page", "features"))
-    is_printed = arguments.json or (output is None and page is None)
-    written = {"predictions": output, "page": page and page / "index.html"}
-    if not failed.labels or not is_printed:
-        written["features"] = features
-    if not arguments.json and (lines := [[name, str(path)] for name, path in written.items() if path is not None]):
-        print_table(None, lines)
-    if failed and is_printed and sys.stdout.isatty():  # the terminal shows their errors already
-        sys.exit(1)
-    if failed:
-        counts = f"{len(failed):,} of {failed.total:,} images"
-        raise CorruptFileError(f"{counts} could not be classified; the first: {failed[0].error}")
-
-
-def prediction_table(paths: Sequence[str], labels: Sequence[str], *, blank: str = "") -> "Callable[[Prediction], None]":
-    """Return a function that prints the row of a prediction.
-
-    Column widths are computed from `paths` and `labels`, so that rows can be printed one by one. `blank` is the text
-    for a prediction without labels; if it is empty, no row is printed.
-    """
-    file_width = max(display_width(escape_unprintable(path)) for path in paths)
-    label_width = min(max(display_width(escape_unprintable(label)) for label in labels or "-"), 40) + len(" 0.123")
-
-    def show(prediction: "Prediction") -> None:
-        if prediction.error is None and not prediction.classes and not blank:  # a model without a head
-            return
-        best, *rest = [f"{label} {score:.3f}" for label, score in prediction.classes] or [blank]
-        if prediction.error is not None:
-            best, rest = f"error: {prediction.error}", []
-        cells = list(map(escape_unprintable, (prediction.file, best, ", ".join(rest))))
-        gaps = [
-            " " * max(width - display_width(cell), 0)
-            for width, cell in zip((file_width, label_width), cells, strict=False)
-        ]
-        sys.stdout.write(f"{cells[0]}{gaps[0]}  {cells[1]}{gaps[1]}  {cells[2]}".rstrip() + "\n")
-        sys.stdout.flush()
-
-    return show
 
 
 def print_run(sentence: str | None, folder: Path) -> None:

@@ -17,6 +17,7 @@ from vitrail.core.errors import VitrailError
 from vitrail.core.files import atomic_folder, write_text
 from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
+from vitrail.core.natural_order import natural_key
 from vitrail.evaluation.predictions.prediction_tables import PredictionRow
 from vitrail.evaluation.predictions.row_sorting import Order, RowStore
 from vitrail.reports.page_kit import bilingual_page, headline_numbers
@@ -116,7 +117,10 @@ class ContactSheet:
             raise VitrailError(f"Writing the temporary file of the contact sheet failed ({error.strerror}).") from None
 
     def write(self, folder: Path, model: str, by: Order) -> None:
-        """Write the pages of each predicted class, largest class first, and the overview. `by` orders the images."""
+        """Write the pages of each predicted class, largest class first, and the overview. `by` orders the images.
+
+        Equally large classes are sorted by name, 2 before 10.
+        """
         order = np.fromiter(self._rows.order(by), np.int64, len(self._rows))
         groups = np.frombuffer(self._group_of_row, np.int64) if len(order) else np.zeros(0, np.int64)
         order = order[np.argsort(groups[order], kind="stable")]
@@ -124,7 +128,7 @@ class ContactSheet:
         by_label = [
             (label, order[start:end]) for label, start, end in zip(self._groups, [unread, *ends], ends, strict=False)
         ]
-        by_label.sort(key=lambda pair: -len(pair[1]))
+        by_label.sort(key=lambda pair: (-len(pair[1]), natural_key(pair[0])))
         members_by_group = [(f"answer-{number}", label, members) for number, (label, members) in enumerate(by_label, 1)]
         if unread:
             members_by_group.append(("unread", t("unread"), order[:unread]))
