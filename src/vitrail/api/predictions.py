@@ -389,7 +389,8 @@ def predict(
         rows = _with_meter(rows, meter)
     if outputs is not None:
         model = str(bundle) if isinstance(bundle, str | Path) else info.config.name or info.config.family
-        rows = outputs.write(rows, model=model, top_k=min(top_k or 5, len(classifier.labels)))
+        labels = classifier.labels
+        rows = outputs.write(rows, inputs, model=model, classes=labels, top_k=min(top_k or 5, len(labels)))
     with contextlib.closing(rows):
         for row in rows:
             prediction = Prediction.of(row)
