@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.base import clone
 from sklearn.datasets import load_digits
@@ -17,7 +18,10 @@ from sklearn.utils.estimator_checks import check_estimator
 import vitrail
 from vitrail.core.errors import CorruptFileError, MissingError, UsageError
 from vitrail.data.sources.registry import open_data
+from vitrail.evaluation import feature_cache
+from vitrail.evaluation.feature_cache import FeatureCache
 from vitrail.evaluation.feature_classifiers import sample_shots
+from vitrail.evaluation.features import extract_features
 from vitrail.evaluation.protocols import evaluate
 from vitrail.lab.exact import redraw
 from vitrail.sklearn import ViTClassifier, ViTFeatures
@@ -82,7 +86,8 @@ def test_fit_does_not_change_parameters(bundle):
         "layer": -1,
         "penalty": 3,
         "model": "ViT-Nano/7",
-        "recipe": "small",
+        "recipe": None,
+        "lr": None,
         "settings": ["batch=64"],
         "epochs": None,
         "minutes": None,
@@ -144,15 +149,91 @@ def test_pipelines_and_grid_search_accept_the_estimators(bundle, digits):
     assert ViTFeatures(bundle).fit(rows).get_feature_names_out()[:2].tolist() == ["vitfeatures0", "vitfeatures1"]
 
 
+def count_computed(monkeypatch):
+    """Return a list to which each call of `extract_features` for the cache adds its number of images."""
+    counts = []
+
+    def extract(model, preprocess, images, **options):
+        counts.append(len(images))
+        return extract_features(model, preprocess, images, **options)
+
+    monkeypatch.setattr(feature_cache, "extract_features", extract)
+    return counts
+
+
+def test_a_grid_search_computes_the_features_of_each_image_once(digits, monkeypatch):
+    pixels, _, _, names = digits
+    search = GridSearchCV(ViTClassifier(make_bundle()), {"penalty": [1.0, 10.0, 100.0, 1000.0]}, cv=3)
+    counts = count_computed(monkeypatch)
+    monkeypatch.setattr(vitrail.sklearn, "_FEATURES", FeatureCache())
+    scores = search.fit(pixels, names).cv_results_["mean_test_score"]
+    assert sum(counts) == len(pixels)
+    with monkeypatch.context() as patch:
+        patch.setattr(vitrail.sklearn, "_FEATURES", FeatureCache(capacity=0))
+        np.testing.assert_allclose(search.fit(pixels, names).cv_results_["mean_test_score"], scores, atol=0.02)
+    assert sum(counts) == len(pixels) * (1 + 4 * 3 + 1)  # without a cache: in each fit, and to fit the best again
+    parallel = clone(search).set_params(n_jobs=2).fit(pixels, names)  # each process has a cache of its own
+    np.testing.assert_allclose(parallel.cv_results_["mean_test_score"], scores, atol=0.02)
+
+
+def test_a_bundle_that_changes_gets_new_features(digits, tmp_path):
+    pixels, _, _, _ = digits
+    folder = tmp_path / "bundle"
+    vitrail.save(make_bundle(), folder)
+    features = ViTFeatures(str(folder)).fit(pixels)
+    first = features.transform(pixels)
+    changed = make_bundle()
+    with torch.no_grad():
+        changed.model.patch_embed.proj.weight.neg_()
+    vitrail.save(changed, folder, force=True)
+    second = ViTFeatures(str(folder)).fit(pixels).transform(pixels)
+    assert np.abs(first - second).max() > 0.1
+    np.testing.assert_array_equal(features.transform(pixels), first)
+    with torch.no_grad():
+        features.bundle_.model.patch_embed.proj.weight.mul_(2)
+    assert np.abs(features.transform(pixels) - first).max() > 0.1
+
+
+def test_a_bundle_is_fine_tuned_with_epochs_and_a_learning_rate(bundle, digits):
+    pixels, _, _, names = digits
+    tuned = {}
+    settings = ("batch=32", "holdout=0")  # with held-out images, the head before the first step may be kept
+    for lr in (1e-3, 1e-2):
+        classifier = ViTClassifier(bundle, epochs=2, lr=lr, settings=settings).fit(pixels, names)
+        assert classifier.probe_ is None
+        assert classifier.predict_proba(pixels).shape == (120, 10)
+        tuned[lr] = classifier.bundle_
+    options = {"settings": {"holdout": 0}, "quiet": True}
+    result = vitrail.finetune(bundle, (pixels[..., 0], names), epochs=2, lr=1e-3, batch=32, **options)
+    assert result.bundle.labels == tuned[1e-3].labels
+    ours, theirs = tuned[1e-3].model.state_dict(), result.bundle.model.state_dict()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor)
+    assert not torch.equal(ours["head.weight"], tuned[1e-2].model.head.weight)
+    assert ViTClassifier(bundle, epochs=0, lr=1e-3, penalty=1.0).fit(pixels, names).probe_ is not None
+    frozen = ViTClassifier(bundle, recipe="frozen").fit(pixels, names)
+    assert frozen.score(pixels, names) > 0.8
+    search = GridSearchCV(ViTClassifier(bundle, penalty=1.0), {"epochs": [0, 1], "lr": [1e-4]}, cv=2)
+    assert search.fit(pixels, names).best_score_ > 0.4
+
+
+@pytest.mark.slow
+def test_a_fine_tuned_bundle_passes_scikit_learns_checks(small):
+    short = {"check_classifiers_train": "one epoch is too few for the accuracy that is asked for"}
+    check_estimator(ViTClassifier(small, epochs=1), expected_failed_checks=short | ROUNDING, on_skip=None)
+
+
 def test_a_trained_model_is_a_bundle(digits, tmp_path):
     pixels, paths, _, names = digits
     settings = ("model.depth=1", "augment.flip=none")
     for form in (pixels, paths):
         classifier = ViTClassifier(model="ViT-Pico/2", epochs=1, settings=settings).fit(form, names)
         assert classifier.bundle_.labels == tuple(sorted(set(names)))
-        # The same object with a bundle is a probe, and without one no longer.
-        probing = classifier.set_params(bundle=classifier.bundle_, penalty=1.0).fit(form, names).predict_proba(form)
-        assert np.abs(classifier.set_params(bundle=None).fit(form, names).predict_proba(form) - probing).max() > 0.01
+        # The same object with a bundle and no epochs is a probe, and without a bundle no longer.
+        classifier.set_params(bundle=classifier.bundle_, penalty=1.0, epochs=0)
+        probing = classifier.fit(form, names).predict_proba(form)
+        trained = classifier.set_params(bundle=None, epochs=1).fit(form, names)
+        assert np.abs(trained.predict_proba(form) - probing).max() > 0.01
         vitrail.save(classifier.bundle_, tmp_path / "bundle", force=True)
         answers = vitrail.Classifier(tmp_path / "bundle").predict(pixels, top_k=1)
         assert [answer[0]["label"] for answer in answers] == classifier.predict(form).tolist()
@@ -163,7 +244,7 @@ def test_a_trained_model_is_a_bundle(digits, tmp_path):
 @pytest.mark.slow
 def test_training_on_scikit_learns_digits():
     rows, labels = load_digits(return_X_y=True)
-    classifier = ViTClassifier(model="ViT-Pico/2", epochs=12, settings=("augment.flip=none", "augment.padding=1"))
+    classifier = ViTClassifier(model="ViT-Pico/2", epochs=20, settings=("augment.flip=none", "augment.padding=1"))
     assert classifier.fit(rows[:1400], labels[:1400]).score(rows[1400:], labels[1400:]) > 0.8
 
 
@@ -183,6 +264,9 @@ def test_wrong_use_is_one_line(bundle, digits):
         (lambda: ViTClassifier(bundle).fit(pixels[singles], names[singles]), "Penalty must be given if every class"),
         (lambda: ViTClassifier(model="ViT-Pico").fit(pixels, names), "Did you mean"),
         (lambda: ViTClassifier(epochs=1, minutes=1).fit(pixels, names), "Length must be one of"),
+        (lambda: ViTClassifier(bundle, lr=0.1).fit(pixels, names), "Fine-tuning must have epochs, minutes or a recipe"),
+        (lambda: ViTClassifier(bundle, settings=("batch=8",)).fit(pixels, names), "got only settings"),
+        (lambda: ViTClassifier(bundle, epochs=1, lr="fast").fit(pixels, names), "Learning rate must be"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -24,7 +24,8 @@ from vitrail import __version__
 from vitrail.api.commands import COMMANDS, Command, Group
 from vitrail.api.help import format_command_help, format_data_help, format_overview
 from vitrail.api.output import CliArguments
-from vitrail.core.errors import VitrailError, did_you_mean, first_line, library_memory_error
+from vitrail.core.errors import UsageError, VitrailError, did_you_mean, first_line, library_memory_error
+from vitrail.core.language import find_language, messages_in
 from vitrail.core.memory import describe_allocation_failure, is_allocation_failure
 from vitrail.core.other_tools import OTHER_COMMANDS, our_names
 from vitrail.core.terminal import say
@@ -49,8 +50,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     is_debugging = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"] or ["--help"]
     _prepare_streams()
+    try:
+        language = find_language(os.environ)
+    except UsageError as error:
+        _exit_with_message(str(error), error.exit_code)
     if _find_program(arguments).arguments[0] in _COMPUTING_COMMANDS:
         _share_processors()
+    with messages_in(language):
+        _run(arguments, typed, is_debugging=is_debugging)
+
+
+def _run(arguments: list[str], typed: str, *, is_debugging: bool) -> None:
+    """Run one command. An exception becomes a message of one line and an exit code."""
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup

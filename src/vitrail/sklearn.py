@@ -21,12 +21,13 @@ from vitrail.bundles.bundle import Bundle, open_bundle
 from vitrail.core.errors import MissingError, UsageError
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.loader import Loader
+from vitrail.evaluation.feature_cache import FeatureCache
 from vitrail.evaluation.feature_classifiers import fit_probe
-from vitrail.evaluation.features import extract_features
 from vitrail.evaluation.split_predictions import predict_split
 from vitrail.models import zoo
+from vitrail.training.finetune import finetune
 from vitrail.training.options import Options
-from vitrail.training.recipe import change_recipe, find_recipe
+from vitrail.training.recipe import Recipe, adjust_recipe, find_recipe, recipe_names
 from vitrail.training.run import train
 
 try:
@@ -43,6 +44,7 @@ except ImportError:
     raise MissingError.for_extra("vitrail.sklearn", "sklearn", "scikit-learn 1.6 or newer") from None
 
 _BATCH = 64
+_FEATURES = FeatureCache()  # shared by all estimators of the process: the clones of a search fit the same images
 
 
 class _ImageEstimator(BaseEstimator):
@@ -110,8 +112,7 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _ImageEstim
         return self._extract(self._read_images(X, fitting=False))
 
     def _extract(self, images: Split) -> np.ndarray:
-        model, preprocess = self.bundle_.model, self.bundle_.preprocess
-        return extract_features(model, preprocess, images, layer=self.layer, batch=_BATCH, workers=self.workers)
+        return _FEATURES.extract(self.bundle_, images, layer=self.layer, batch=_BATCH, workers=self.workers)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -120,14 +121,19 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _ImageEstim
 
 
 class ViTClassifier(ClassifierMixin, _ImageEstimator):
-    """A classifier of images: a linear probe on a bundle's features, or a model trained from scratch.
+    """A classifier of images: a linear probe on a bundle's features, a fine-tuned bundle, or a new model.
 
-    bundle     path of a bundle, or a `vitrail.Bundle`: fit a linear probe (logistic regression) on the features of its
-               frozen model. None: train a new model
+    A bundle is fine-tuned if `epochs`, `minutes` or `recipe` is set. Without them, or with `epochs=0`, the classifier
+    is a linear probe (logistic regression) on the features of the frozen model. Features are kept in memory, so that a
+    grid search computes them once for each image.
+
+    bundle     path of a bundle, or a `vitrail.Bundle`. None: train a new model
     layer      probe: layer whose output is used as features; default: the input of the head
     penalty    probe: L2 penalty; default: chosen on a held-out fifth of the images
-    model      training: a name of `vitrail models`; images are resized to its resolution
-    recipe     training: a recipe of the package, or a .toml file
+    model      new model: a name of `vitrail models`; images are resized to its resolution
+    recipe     training: a recipe of the package, a .toml file or a `Recipe`; default: "small" for a new model, "auto"
+               for a bundle
+    lr         training: peak learning rate; default: as in the recipe
     settings   training: changes of the recipe, as for `--set`: ("augment.flip=none", "batch=64")
     epochs     training: number of passes over the images; default: as in the recipe
     minutes    training: time limit, instead of epochs
@@ -142,7 +148,8 @@ class ViTClassifier(ClassifierMixin, _ImageEstimator):
         layer: int | None = None,
         penalty: float | None = None,
         model: str = "ViT-Nano/7",
-        recipe: str = "small",
+        recipe: Any = None,
+        lr: float | None = None,
         settings: tuple[str, ...] = (),
         epochs: int | None = None,
         minutes: float | None = None,
@@ -154,6 +161,7 @@ class ViTClassifier(ClassifierMixin, _ImageEstimator):
         self.penalty = penalty
         self.model = model
         self.recipe = recipe
+        self.lr = lr
         self.settings = settings
         self.epochs = epochs
         self.minutes = minutes
@@ -171,14 +179,13 @@ class ViTClassifier(ClassifierMixin, _ImageEstimator):
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         images = dataclasses.replace(images, labels=labels.astype(np.int64))
-        if self.bundle is None:
+        if self._is_probe():
+            self.bundle_ = open_bundle(self.bundle)
+            self.probe_, self.penalty_ = fit_probe(
+                self._extract(images), images.labels, classes=len(self.classes_), penalty=self.penalty, seed=self.seed
+            )
+        else:
             self.bundle_, self.probe_ = self._train(images), None
-            return self
-        self.bundle_ = open_bundle(self.bundle)
-        features = self._extract(images)
-        self.probe_, self.penalty_ = fit_probe(
-            features, images.labels, classes=len(self.classes_), penalty=self.penalty, seed=self.seed
-        )
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -196,21 +203,48 @@ class ViTClassifier(ClassifierMixin, _ImageEstimator):
         return predict_split(self.bundle_.model, loader).probabilities.astype(np.float64)
 
     def _extract(self, images: Split) -> np.ndarray:
-        model, preprocess = self.bundle_.model, self.bundle_.preprocess
-        return extract_features(model, preprocess, images, layer=self.layer, batch=_BATCH, workers=self.workers)
+        return _FEATURES.extract(self.bundle_, images, layer=self.layer, batch=_BATCH, workers=self.workers)
+
+    def _is_probe(self) -> bool:
+        """Whether the model of a bundle stays frozen. Raise UsageError for a learning rate that nothing would use."""
+        if self.bundle is None:
+            return False
+        if self.epochs == 0:
+            return True
+        if any(value is not None for value in (self.epochs, self.minutes, self.recipe)):
+            return False
+        if self.lr is not None or self.settings:
+            name = "settings" if self.lr is None else "lr"
+            raise UsageError(
+                f"Fine-tuning must have epochs, minutes or a recipe, got only {name}. Set epochs=5, or leave {name} out"
+                " for a linear probe."
+            )
+        return True
 
     def _train(self, images: Split) -> Bundle:
-        """Train a new model in a temporary folder, and return its bundle."""
-        recipe = change_recipe(find_recipe(self.recipe), self.settings)
-        recipe = recipe.with_length(epochs=self.epochs, steps=None, minutes=self.minutes)
-        resolution = list(zoo.find(self.model).resolution)
+        """Train a new model or fine-tune the bundle in a temporary folder, and return the new bundle."""
+        data = Dataset("in memory", tuple(map(str, self.classes_)), {"train": images})
+        options = Options(seed=self.seed, workers=self.workers)
         with tempfile.TemporaryDirectory(prefix="vitrail-") as folder:
-            return train(
-                Dataset("in memory", tuple(map(str, self.classes_)), {"train": images}),
-                self.model,
-                Path(folder) / "run",
-                recipe.replace(holdout=0.0, model={"resolution": resolution, **recipe.model}),
-                Options(seed=self.seed, workers=self.workers),
-                quiet=True,
-                command="vitrail.sklearn",
-            ).bundle
+            run = Path(folder) / "run"
+            if self.bundle is not None:
+                recipe = self._make_recipe("auto", drop_preprocess=True)
+                return finetune(self.bundle, data, run, recipe, options, quiet=True, command="vitrail.sklearn").bundle
+            recipe = self._make_recipe("small")
+            resolution = list(zoo.find(self.model).resolution)
+            recipe = recipe.replace(holdout=0.0, model={"resolution": resolution, **recipe.model})
+            return train(data, self.model, run, recipe, options, quiet=True, command="vitrail.sklearn").bundle
+
+    def _make_recipe(self, default: str, *, drop_preprocess: bool = False) -> Recipe:
+        """Return the recipe with the learning rate, settings and length of this estimator.
+
+        `drop_preprocess` drops the preprocessing of a built-in recipe, which is for new models.
+        """
+        recipe = default if self.recipe is None else self.recipe
+        if not isinstance(recipe, Recipe):
+            name = str(recipe)
+            recipe = find_recipe(name)
+            if drop_preprocess and name in recipe_names():
+                recipe = recipe.replace(preprocess={})
+        changes = {"learning_rate": self.lr}
+        return adjust_recipe(recipe, changes, self.settings, epochs=self.epochs, steps=None, minutes=self.minutes)

@@ -20,6 +20,8 @@ from PIL import Image
 import vitrail
 from tests.bundles.test_bundle import FIXTURE, GREY_8, make, tiny
 from tests.models.families.test_contract import ONE_PER_FAMILY
+from vitrail.api import output_predictions
+from vitrail.api.output_predictions import prediction_table
 from vitrail.bundles.decision import SINGLE_LABEL, MultiLabel
 from vitrail.cli import main
 from vitrail.core import watchdog
@@ -725,6 +727,24 @@ def test_the_table_is_aligned_and_printable(bundle, images, capsys, tmp_path):
 
 
 # Features
+
+
+def test_classes_that_do_not_fit_into_a_terminal_are_left_out(bundle, images, capsys, monkeypatch):
+    row = {"file": "1.png", "predictions": [{"label": label, "score": 0.25} for label in ("a", "나", "c", "d")]}
+    prediction = vitrail.api.predictions.Prediction.of(row)
+    full = "1.png  a 0.250   나 0.250, c 0.250, d 0.250\n"
+    for columns, expected in ((None, full), (43, full), (42, "1.png  a 0.250   나 0.250, c 0.250, ...\n")):
+        prediction_table(["1.png"], "a나cd", columns=columns)(prediction)
+        assert capsys.readouterr().out == expected
+    prediction_table(["1.png"], "a나cd", columns=10)(prediction)
+    assert capsys.readouterr().out == "1.png  a 0.250\n"
+
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True, raising=False)
+    monkeypatch.setattr(output_predictions, "terminal_width", lambda _: 36)
+    monkeypatch.chdir(images)
+    for words, is_shortened in (([], True), (["--top-k", "3"], False)):
+        main(["predict", str(bundle), "01.png", *words])
+        assert capsys.readouterr().out.endswith("...\n") == is_shortened
 
 
 def test_features_are_the_input_of_the_head(bundle, images, capsys, tmp_path):

@@ -46,7 +46,7 @@ def make(**changes):
     pool=st.sampled_from(["cls", "gap", "map"]),
     registers=st.integers(0, 2),
     representation=st.sampled_from(["none", "tanh"]),
-    norm=st.sampled_from(["layer", "batch"]),
+    norm=st.sampled_from(["layer", "batch", "none"]),
     labels=st.none() | st.lists(st.text(min_size=1), min_size=3, max_size=3, unique=True),
 )
 def test_a_saved_bundle_loads_with_equal_parts_and_logits(

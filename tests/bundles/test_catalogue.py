@@ -102,6 +102,18 @@ def test_patterns_and_names_of_other_libraries_find_checkpoints():
         list_published("")
 
 
+def test_checkpoints_of_a_collection_are_sorted_by_size_and_patch():
+    names = [published.name for published in list_published("bit") if published.name.endswith("-1k")]
+    assert names == [f"bit-{size}.in21k-1k" for size in ("r50x1", "r50x3", "r101x1", "r101x3", "r152x2", "r152x4")]
+    assert [published.name for published in list_published("dino-")] == [
+        *("dino-s8.in1k", "dino-s16.in1k", "dino-b8.in1k", "dino-b16.in1k")
+    ]
+    collections = [published.collection for published in list_published()]
+    assert list(dict.fromkeys(collections)) == [
+        name for name, following in zip(collections, [*collections[1:], ""], strict=True) if name != following
+    ]
+
+
 def test_weights_are_listed_without_torch_and_without_a_connection():
     script = (
         "import sys, socket; socket.socket.connect = None; from vitrail.cli import main\n"

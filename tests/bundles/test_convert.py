@@ -202,6 +202,8 @@ def test_settings_that_another_library_cannot_represent_are_refused(tmp_path):
         ("google", {"representation": "gelu"}, "Model must be one that Google's code has, got an MLP without GELU"),
         ("timm", {"position": "rope-2d"}, "Model must be one that timm has, got position 'rope-2d'"),
         ("google", {"attention": "local"}, "Model must be one that Google's code has, got attention 'local'"),
+        ("huggingface", {"norm": "none"}, "Model must be one that transformers has, got norm 'none'"),
+        ("timm", {"activation": "none"}, "Model must be one that timm has, got an MLP without activation"),
         ("huggingface", {"resolution": (64, 128)}, r"Resolution must be square for transformers, got \(64, 128\)"),
         *(
             (to, changes, "Model must")

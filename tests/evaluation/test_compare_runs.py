@@ -79,6 +79,14 @@ def test_runs_are_compared_by_the_paired_test(tmp_path, call):
     )
 
 
+def test_equally_good_runs_are_in_natural_order(tmp_path):
+    for name in ("run-10", "run-9", "run-1"):
+        make_run(tmp_path / name)
+    make_run(tmp_path / "run-2", correct=310)
+    for paths in ([tmp_path], sorted(tmp_path.iterdir())):
+        assert [run.folder.name for run in compare_runs(paths).runs] == ["run-2", "run-1", "run-9", "run-10"]
+
+
 def test_different_settings_of_runs_are_listed(tmp_path):
     make_run(tmp_path / "a", seed=3, workers=2, clip=1.0, augment=0)
     make_run(tmp_path / "b", seed=4, workers=8, clip=1.0, steps=7)

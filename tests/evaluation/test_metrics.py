@@ -37,10 +37,35 @@ def test_scores_equal_scikit_learn():
     assert [row["accuracy"] for row in scores["per_class"]] == pytest.approx(recall)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_precision_recall_and_f1_equal_scikit_learn(seed):
+    """Of 12 classes, the last two have no images, the last three are never predicted, and one is only predicted."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    rng = np.random.default_rng(seed)
+    probabilities = rng.dirichlet(np.ones(12), 60)
+    probabilities[:, 9:] = 0
+    labels = rng.integers(1, 10, 60)
+    probabilities[0, 0] = 1
+    predicted = probabilities.argmax(1)
+    scores = score_classes(probabilities, labels, tuple("abcdefghijkl"))
+    used = sorted({*labels.tolist(), *predicted.tolist()})
+    assert used == list(range(10))
+    names = ("precision", "recall", "f1")
+    *expected, _ = precision_recall_fscore_support(labels, predicted, zero_division=0)
+    for name, values in zip(names, expected, strict=True):
+        assert [scores["per_class"][index][name] for index in used] == pytest.approx(values)
+    *expected, _ = precision_recall_fscore_support(labels, predicted, zero_division=0, average="macro")
+    assert [scores["macro"][name] for name in names] == pytest.approx(expected)
+    assert [scores["per_class"][index][name] for index in (10, 11) for name in names] == [None] * 6
+    assert (scores["per_class"][0]["recall"], scores["per_class"][9]["precision"]) == (0, 0)
+
+
 def test_top5_breaks_ties_by_class_order_and_missing_class_has_no_accuracy():
     scores = score_classes(np.full((4, 6), 1 / 6), np.array([0, 1, 4, 5]), tuple("abcdef"))
     assert (scores["accuracy"], scores["top5"]) == (0.25, 0.75)
-    assert scores["per_class"][2] == {"label": "c", "count": 0, "right": 0, "accuracy": None, "interval": None}
+    missing = {"label": "c", "count": 0, "right": 0, "accuracy": None, "interval": None}
+    assert scores["per_class"][2] == missing | {"precision": None, "recall": None, "f1": None}
 
 
 def test_wilson_interval_equals_published_values():

@@ -129,6 +129,7 @@ OPTIONS = [
     {"layer_scale": 1e-4},
     {"norm": "batch"},
     {"norm_order": "post", "activation": "relu"},
+    *({"norm": "none", "activation": "none", "pool": pool} for pool in ("cls", "map")),
     {"residual": False, "attention_scale": 1},
     {"representation": "gelu"},
     {"resolution": (56, 35)},

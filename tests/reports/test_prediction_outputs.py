@@ -25,6 +25,7 @@ from vitrail.evaluation.predictions.row_sorting import sort_rows
 from vitrail.evaluation.predictions.saved_predictions import SavedPredictions
 from vitrail.evaluation.protocols import evaluate_split
 from vitrail.inference.registry import ENGINES
+from vitrail.reports.contact_sheet import open_contact_sheet
 
 EVIL = ["=cmd|' /C calc'!A0", "+1.png", "-1.png", "@a.png", "\tb.png", "\rc.png", 'a"b,c.png', "two\nlines.png"]
 EVIL += ["<img src=x onerror=alert(1)>.png", os.fsdecode(b"\xff.png"), "개미.png", "'quoted.png"]
@@ -309,6 +310,15 @@ def test_contact_sheet_has_every_image_by_predicted_class(call, folder, tmp_path
         assert "<img src=x" not in text
         assert "http:" not in text
         assert "https:" not in text
+
+
+def test_equally_large_groups_of_a_contact_sheet_are_in_natural_order(tmp_path):
+    with open_contact_sheet(tmp_path / "sheet", "ViT") as sheet:
+        for label in ("class 10", "class 2", "class 1", "class 1"):
+            sheet.add(prediction_row("a.png", 0.9, labels=[label]) | {"thumbnail": ""})
+    page = (tmp_path / "sheet" / "index.html").read_text(encoding="utf-8")
+    positions = [page.index(f"{label}<") for label in ("class 1", "class 2", "class 10")]
+    assert positions == sorted(positions)
 
 
 def test_large_group_of_a_contact_sheet_has_several_pages(call, tmp_path, monkeypatch):

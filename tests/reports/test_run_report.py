@@ -254,7 +254,7 @@ AT_5 = RunProgress(step=5, total=20, seconds=1.0)
 
 def info_of(folder, **changes):
     fields = {
-        "data": "digits",
+        "data": ("digits",),
         "dataset": open_data("digits"),
         "command": "vitrail train digits --force --output 'a b'",
         "model": ViTConfig(),

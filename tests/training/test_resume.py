@@ -114,6 +114,7 @@ def test_read_state_completes_state_of_older_version():
         "waited": 0,
         "stopped": None,
         "rate_scale": 1.0,
+        "corrections": "none",
     }
     model = read_model(STATE["model"]).to_document()
     assert read_state(STATE) == {**STATE, "recipe": recipe, "model": model, **defaults}

@@ -4,7 +4,17 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from vitrail.api import delivery, faces, insights, listings, output, output_faces, predictions, training_commands
+from vitrail.api import (
+    delivery,
+    faces,
+    insights,
+    listings,
+    output,
+    output_faces,
+    output_predictions,
+    predictions,
+    training_commands,
+)
 from vitrail.api.output import CliArguments
 from vitrail.api.parameters import Parameter
 from vitrail.core.flags import flag
@@ -76,7 +86,12 @@ COMMANDS: dict[str, Command | Group] = {
     "finetune": Command(training_commands.finetune, output.show_run),
     "evaluate": Command(predictions.evaluate, output.show_evaluation, _JSON),
     "runs": Command(training_commands.runs, output.show_runs, _JSON),
-    "predict": Command(predictions.predict, output.show_predictions, _JSON_LINES, receiver=output.receive_predictions),
+    "predict": Command(
+        predictions.predict,
+        output_predictions.show_predictions,
+        _JSON_LINES,
+        receiver=output_predictions.receive_predictions,
+    ),
     "inspect": Command(insights.inspect, output.show_inspection, "Print the content of inspect.json."),
     "explain": Command(insights.explain, output.show_explain, open="Open the page in a browser."),
     "weights": Command(delivery.weights, output.show_weights, _JSON),

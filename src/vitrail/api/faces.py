@@ -106,7 +106,7 @@ def train(
     with start.folder() as folder:
         return start.finish(
             train_faces(
-                data,
+                start.correct(data),
                 folder,
                 start.recipe,
                 start.options,

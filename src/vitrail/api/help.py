@@ -3,13 +3,14 @@
 import inspect
 import re
 import shutil
-import textwrap
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 from vitrail.api.commands import Command, Group
 from vitrail.api.parameters import Parameter
+from vitrail.core.language import localise
+from vitrail.core.terminal import display_width
 from vitrail.data.sources.registry import source_descriptions
 
 _MIN_WIDTH, _MAX_WIDTH = 60, 100  # columns
@@ -25,7 +26,12 @@ def format_overview(program: str, description: str, commands: Mapping[str, Comma
     if program == "vitrail":
         hints.append("`vitrail help data` lists all forms of DATA.")
         hints.append("`--version` prints the version. `--debug` adds a traceback to an error.")
-    blocks = [f"usage: {program} COMMAND ...", description, "\n".join(["commands:", *rows]), "\n".join(hints)]
+    blocks = [
+        _in_language(f"usage: {program} COMMAND ..."),
+        _in_language(description),
+        "\n".join([f"{_in_language('commands')}:", *rows]),
+        "\n".join(map(_in_language, hints)),
+    ]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -36,10 +42,12 @@ def format_command_help(program: str, name: str, command: Command) -> str:
     required = [parameter for parameter in flags if parameter.is_required_in_cli]
     optional = [parameter for parameter in flags if not parameter.is_required_in_cli]
     usage = [f"usage: {program} {name}", *map(_placeholder, arguments), *map(_flag_names, required)]
-    blocks = [_wrap(" ".join([*usage, *(["[flags]"] if optional else [])]), indent=2)]
-    blocks += [_wrap(paragraph) for paragraph in _describe(command).split("\n\n")]
+    blocks = [
+        _wrap(" ".join([_in_language(" ".join(usage)), *([_in_language("[flags]")] if optional else [])]), indent=2)
+    ]
+    blocks += [_wrap(_in_language(paragraph)) for paragraph in _describe(command).split("\n\n")]
     if arguments:
-        rows = [(_placeholder(parameter), parameter.flag.help) for parameter in arguments]
+        rows = [(_placeholder(parameter), _in_language(parameter.flag.help)) for parameter in arguments]
         blocks.append(_format_section("arguments", rows))
     sections: dict[str, list[tuple[str, str]]] = {"flags": []}
     for parameter in (*required, *optional):
@@ -50,17 +58,23 @@ def format_command_help(program: str, name: str, command: Command) -> str:
 
 def format_data_help() -> str:
     """Return the text of `vitrail help data`: all forms of DATA, also those of installed extensions."""
-    forms = "\n".join(f"  {description}" for description in source_descriptions())
-    about = _wrap(
+    forms = "\n".join(f"  {_in_language(description)}" for description in source_descriptions())
+    title = _in_language("DATA is a set of images with labels, given by a path or a name. It can be:")
+    about = _in_language(
         "Splits are taken from DATA if it has them. Otherwise `train` holds out a share of each class, and the other"
         " commands use all images. `vitrail doctor DATA` checks a data set."
     )
-    return f"DATA is a set of images with labels, given by a path or a name. It can be:\n\n{forms}\n\n{about}\n"
+    return f"{title}\n\n{forms}\n\n{_wrap(about)}\n"
 
 
 def summarise(command: Command | Group) -> str:
     """Return the first sentence of a command's description, without the full stop."""
-    return re.split(r"(?<=\.)\s", _describe(command))[0].removesuffix(".")
+    return _in_language(re.split(r"(?<=\.)\s", _describe(command))[0]).removesuffix(".")
+
+
+def _in_language(text: str) -> str:
+    """Return a text of the help in the language of the command line, on one line."""
+    return localise(" ".join(text.split()), "help")
 
 
 def _describe(command: Command | Group) -> str:
@@ -96,17 +110,18 @@ def _without_none(value_type: Any) -> Any:
 
 def _describe_flag(parameter: Parameter) -> str:
     """Return the description of a flag with its default, or that it is required."""
-    default = parameter.cli_default
+    default, description = parameter.cli_default, _in_language(parameter.flag.help)
     if parameter.is_required_in_cli:
-        return f"{parameter.flag.help} (required)"
+        return f"{description} {_in_language('(required)')}"
     if default is None or default is False or default in ("", ()):
-        return parameter.flag.help
-    return f"{parameter.flag.help} (default: {'yes' if default is True else default})"
+        return description
+    default = _in_language(f"(default: {'yes' if default is True else default})")
+    return f"{description} {default}"
 
 
 def _format_section(heading: str, rows: Iterable[tuple[str, str]]) -> str:
     """Return a heading and rows of a name and its description; a long name has a line of its own."""
-    lines = [f"{heading}:"]
+    lines = [f"{_in_language(heading)}:"]
     for name, text in rows:
         description = _wrap(text, indent=_NAME_WIDTH + 4, first_indent=_NAME_WIDTH + 4)
         if len(name) <= _NAME_WIDTH:
@@ -119,11 +134,10 @@ def _format_section(heading: str, rows: Iterable[tuple[str, str]]) -> str:
 def _wrap(text: str, *, indent: int = 0, first_indent: int = 0) -> str:
     """Return text wrapped to the width of the terminal."""
     width = min(max(shutil.get_terminal_size().columns, _MIN_WIDTH), _MAX_WIDTH)
-    return textwrap.fill(
-        " ".join(text.split()),
-        width,
-        initial_indent=" " * first_indent,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    lines, line = [], " " * first_indent
+    for word in text.split():
+        if line.strip() and display_width(f"{line} {word}") > width:
+            lines.append(line)
+            line = " " * indent
+        line += f" {word}" if line.strip() else word
+    return "\n".join([*lines, line])

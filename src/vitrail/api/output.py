@@ -1,15 +1,12 @@
 """Print the results of commands: as a table, or as JSON with --json. Each `show_...` function is for one command."""
 
-import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitrail.api.results import Report, Rows
-from vitrail.core.errors import CorruptFileError
 from vitrail.core.terminal import (
-    display_width,
     escape_unprintable,
     format_cell,
     format_duration,
@@ -22,9 +19,7 @@ from vitrail.core.terminal import (
 if TYPE_CHECKING:
     from vitrail.api.predictions import Evaluation
     from vitrail.api.training_commands import Diagnosis
-    from vitrail.bundles.metadata import BundleInfo
     from vitrail.evaluation.compare_runs import RunComparison
-    from vitrail.inference.classifier import Prediction, Predictions
     from vitrail.reports.inspect.inspection_page import Inspection
     from vitrail.training.run import Result
 
@@ -233,83 +228,6 @@ def _format_measure(measure: dict[str, Any] | None) -> str:
     return f"{measure['value']:.3f} ({low:.3f} to {high:.3f}){reference}"
 
 
-def receive_predictions(
-    arguments: CliArguments,
-) -> "Callable[[Sequence[str], Sequence[str], BundleInfo], Callable[[Prediction], None]]":
-    """Return the receiver that prints each prediction as soon as it is computed, unless only files are written."""
-    files = [arguments.values[name] for name in ("features", "output", "page") if name in arguments.values]
-    if not arguments.json and ("output" in arguments.values or "page" in arguments.values):
-        return lambda names, labels, info: lambda prediction: None
-
-    def begin(names: Sequence[str], labels: Sequence[str], info: "BundleInfo") -> "Callable[[Prediction], None]":
-        show = _print_json_line if arguments.json else prediction_table(names, labels, blank=info.answer.no_label)
-        return show if not files else _ignore_closed_pipe(show)
-
-    return begin
-
-
-def _print_json_line(prediction: "Prediction") -> None:
-    print_json(prediction.to_json())
-    sys.stdout.flush()
-
-
-def _ignore_closed_pipe(show: "Callable[[Prediction], None]") -> "Callable[[Prediction], None]":
-    """Wrap a function that prints predictions: after stdout is closed (`| head`), it prints nothing and raises nothing.
-
-    The files of predictions are still to be written.
-    """
-
-    def receive(prediction: "Prediction") -> None:
-        try:
-            show(prediction)
-        except BrokenPipeError:
-            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
-
-    return receive
-
-
-def show_predictions(failed: "Predictions", arguments: CliArguments) -> None:
-    """Print the paths of written files. Exit with code 1 if images could not be classified."""
-    output, page, features = map(arguments.values.get, ("output", "page", "features"))
-    is_printed = arguments.json or (output is None and page is None)
-    written = {"predictions": output, "page": page and page / "index.html"}
-    if not failed.labels or not is_printed:
-        written["features"] = features
-    if not arguments.json and (lines := [[name, str(path)] for name, path in written.items() if path is not None]):
-        print_table(None, lines)
-    if failed and is_printed and sys.stdout.isatty():  # the terminal shows their errors already
-        sys.exit(1)
-    if failed:
-        counts = f"{len(failed):,} of {failed.total:,} images"
-        raise CorruptFileError(f"{counts} could not be classified; the first: {failed[0].error}")
-
-
-def prediction_table(paths: Sequence[str], labels: Sequence[str], *, blank: str = "") -> "Callable[[Prediction], None]":
-    """Return a function that prints the row of a prediction.
-
-    Column widths are computed from `paths` and `labels`, so that rows can be printed one by one. `blank` is the text
-    for a prediction without labels; if it is empty, no row is printed.
-    """
-    file_width = max(display_width(escape_unprintable(path)) for path in paths)
-    label_width = min(max(display_width(escape_unprintable(label)) for label in labels or "-"), 40) + len(" 0.123")
-
-    def show(prediction: "Prediction") -> None:
-        if prediction.error is None and not prediction.classes and not blank:  # a model without a head
-            return
-        best, *rest = [f"{label} {score:.3f}" for label, score in prediction.classes] or [blank]
-        if prediction.error is not None:
-            best, rest = f"error: {prediction.error}", []
-        cells = list(map(escape_unprintable, (prediction.file, best, ", ".join(rest))))
-        gaps = [
-            " " * max(width - display_width(cell), 0)
-            for width, cell in zip((file_width, label_width), cells, strict=False)
-        ]
-        sys.stdout.write(f"{cells[0]}{gaps[0]}  {cells[1]}{gaps[1]}  {cells[2]}".rstrip() + "\n")
-        sys.stdout.flush()
-
-    return show
-
-
 def print_run(sentence: str | None, folder: Path) -> None:
     """Print the scores of a finished run and its folder."""
     lines = [f"model   {folder / 'bundle'}", f"report  {folder / 'report.html'}"]
@@ -343,6 +261,8 @@ def print_bench(report: dict[str, Any]) -> None:
 
 def print_scores(scores: dict[str, Any]) -> None:
     """Print the main scores of an evaluation, and the classes, worst first."""
+    from vitrail.evaluation.metrics import worst_first
+
     matched = f"; classes matched {scores['labels_matched']}" if "labels_matched" in scores else ""
     rows = [["data", f"{scores['data']} ({scores['split']}, {scores['count']:,} images{matched})"]]
     if "features" in scores:
@@ -362,6 +282,7 @@ def print_scores(scores: dict[str, Any]) -> None:
     ]
     if scores["ece"] is not None:
         rows.append(["calibration error", f"{scores['ece']:.3f}"])
+    rows.append(_macro_row(scores["macro"]))
     if "against" in scores:
         rows.append(["against", scores["against"]["sentence"]])
     print_table(None, rows)
@@ -373,31 +294,43 @@ def print_scores(scores: dict[str, Any]) -> None:
         )
         print_table(("of each class", "images", "accuracy", f"95 % interval ({scores['seeds']} draws)"), rows)
     sys.stdout.write("\n")
-    worst = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["accuracy"])
-    rows = [[row["label"], f"{row['right']:,}", f"{row['count']:,}", f"{row['accuracy']:.1%}"] for row in worst[:20]]
-    print_table(("class (worst first)", "right", "of", "accuracy"), rows)
+    rows = [
+        [row["label"], f"{row['right']:,}", f"{row['count']:,}", *(f"{row[name]:.1%}" for name in _CLASS_METRICS)]
+        for row in worst_first(scores["per_class"], "accuracy")[:20]
+    ]
+    print_table(("class (worst first)", "right", "of", "precision", "recall", "F1"), rows)
     return None
+
+
+_CLASS_METRICS = ("precision", "recall", "f1")
+
+
+def _macro_row(macro: dict[str, float | None]) -> list[str]:
+    precision, recall, f1 = (_format_share(macro[name]) for name in _CLASS_METRICS)
+    return ["mean of classes", f"precision {precision}, recall {recall}, F1 {f1}"]
 
 
 def _print_multilabel_scores(scores: dict[str, Any], rows: list[list[str]]) -> None:
     """Print the scores of a bundle that predicts several labels per image, after the given rows."""
+    from vitrail.evaluation.metrics import worst_first
+
     rows += [
         ["mAP", _format_share(scores["map"])],
         ["F1 at the thresholds", _format_share(scores["f1"])],
         ["all labels right", _format_share(scores["accuracy"])],
+        _macro_row(scores["macro"]),
     ]
     print_table(None, rows)
     sys.stdout.write("\n")
-    worst = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["average_precision"])
     cells = [
         [
             row["label"],
             f"{row['count']:,}",
-            *(_format_share(row[key]) for key in ("average_precision", "precision", "recall")),
+            *(_format_share(row[name]) for name in ("average_precision", *_CLASS_METRICS)),
         ]
-        for row in worst[:20]
+        for row in worst_first(scores["per_class"], "average_precision")[:20]
     ]
-    print_table(("label (worst first)", "images", "average precision", "precision", "recall"), cells)
+    print_table(("label (worst first)", "images", "average precision", "precision", "recall", "F1"), cells)
 
 
 def _format_share(value: float | None) -> str:

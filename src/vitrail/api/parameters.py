@@ -72,6 +72,13 @@ Data = Annotated[
     ),
 ]
 DataOnDisk = Annotated[str | Path, _data()]
+Corrections = Annotated[
+    str | Path | None,
+    file_flag(
+        "A .csv file of file,label whose labels replace those of DATA, as a page of `evaluate` or `predict` writes it."
+        " An empty label leaves the image out."
+    ),
+]
 Device = Annotated[
     str | None,
     flag(
@@ -134,6 +141,7 @@ class RunKeywords(RunOptions, total=False):
     ]
     lr: Annotated[float | None, flag("Peak learning rate; default: as in the recipe.", metavar="X")]
     batch: Annotated[int | None, flag("Global batch size; default: as in the recipe.", metavar="N")]
+    corrections: Corrections
     per_class: Annotated[int | None, flag("Train on at most N images of each class, chosen by the seed.", metavar="N")]
     patience: Annotated[
         int | None,

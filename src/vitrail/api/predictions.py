@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from vitrail.api.parameters import (
     BundlePath,
+    Corrections,
     Data,
     Device,
     EngineName,
@@ -24,6 +25,7 @@ from vitrail.core.flags import SPEED, argument, flag, python_only
 from vitrail.core.settings import check_integer
 from vitrail.core.terminal import Meter
 from vitrail.data.image_files import SUFFIXES, name_images
+from vitrail.data.sources.registry import with_corrections
 from vitrail.evaluation.predictions.prediction_tables import table_endings
 
 if TYPE_CHECKING:
@@ -123,6 +125,7 @@ def evaluate(
         ),
     ] = None,
     *,
+    corrections: Corrections = None,
     protocol: Annotated[
         "Protocol",
         flag(
@@ -235,7 +238,7 @@ def evaluate(
     request = EngineRequest(engine, precision, tolerance)
     scores = run(
         bundle,
-        data,
+        with_corrections(data, corrections),
         split,
         protocol=protocol,
         workers=workers,
@@ -386,7 +389,8 @@ def predict(
         rows = _with_meter(rows, meter)
     if outputs is not None:
         model = str(bundle) if isinstance(bundle, str | Path) else info.config.name or info.config.family
-        rows = outputs.write(rows, model=model, top_k=min(top_k or 5, len(classifier.labels)))
+        labels = classifier.labels
+        rows = outputs.write(rows, inputs, model=model, classes=labels, top_k=min(top_k or 5, len(labels)))
     with contextlib.closing(rows):
         for row in rows:
             prediction = Prediction.of(row)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Unpack
 
 from vitrail.api.parameters import (
     BundlePath,
+    Corrections,
     Data,
     RecordedCommand,
     Resume,
@@ -27,7 +28,7 @@ from vitrail.core.files import check_output
 from vitrail.core.flags import argument, flag
 from vitrail.core.settings import sentence_case
 from vitrail.core.terminal import in_notebook
-from vitrail.data.sources.registry import open_data
+from vitrail.data.sources.registry import AnyData, open_data, with_corrections
 from vitrail.models import zoo
 from vitrail.training.options import Options, RunOptions
 from vitrail.training.recipe import OBJECTIVES, Recipe, adjust_recipe, find_recipe, recipe_names
@@ -86,7 +87,9 @@ def train(
         from vitrail.reports.run_report import RunReport
         from vitrail.training.run import train as run
 
-        result = run(data, model, folder, start.recipe, start.options, observers=(RunReport,), **start.keywords)
+        result = run(
+            start.correct(data), model, folder, start.recipe, start.options, observers=(RunReport,), **start.keywords
+        )
         return start.finish(result)
 
 
@@ -135,18 +138,25 @@ def finetune(
         from vitrail.reports.run_report import RunReport
         from vitrail.training.finetune import finetune as run
 
-        observers = (RunReport,)
         result = run(
-            bundle, data, folder, start.recipe, start.options, resolution=size, observers=observers, **start.keywords
+            bundle,
+            start.correct(data),
+            folder,
+            start.recipe,
+            start.options,
+            resolution=size,
+            observers=(RunReport,),
+            **start.keywords,
         )
         return start.finish(result)
 
 
 class RunSetup(NamedTuple):
-    """Checked keywords of a run: its recipe, options and output."""
+    """Checked keywords of a run: its recipe, options, corrections and output."""
 
     recipe: Recipe
     options: Options
+    corrections: str | Path | None
     output: str | Path | None
     keywords: dict[str, Any]
     """Further keywords for the functions that train."""
@@ -163,6 +173,10 @@ class RunSetup(NamedTuple):
                 raise UsageError(f"{sentence_case(name)} must come with an output, the folder of the run, got none.")
         with tempfile.TemporaryDirectory(prefix="vitrail-") as folder, _advice_on_images():
             yield Path(folder) / "run"
+
+    def correct(self, data: AnyData) -> AnyData:
+        """Return DATA with the corrections of the run."""
+        return with_corrections(data, self.corrections)
 
     def finish(self, result: "Result") -> "Result":
         """Return the result, without its folder if that was temporary."""
@@ -195,7 +209,7 @@ def prepare_run(recipe: Recipe, keywords: RunKeywords, settings: Mapping[str, An
         "command": values.get("command", ""),
         "callback": values.get("callback"),
     }
-    return RunSetup(changed_recipe, options, values.get("output"), passed)
+    return RunSetup(changed_recipe, options, values.get("corrections"), values.get("output"), passed)
 
 
 @contextlib.contextmanager
@@ -253,6 +267,7 @@ class Diagnosis:
 def doctor(
     data: Data,
     *,
+    corrections: Corrections = None,
     people: Annotated[
         str | Path | None,
         file_flag(
@@ -274,11 +289,11 @@ def doctor(
     from vitrail.data.doctor import find_problems
 
     if people is None:
-        dataset = open_data(data)
+        dataset = open_data(with_corrections(data, corrections))
     elif isinstance(data, str | Path):
         from vitrail.faces.people import name_splits
 
-        dataset = name_splits(data, people)
+        dataset = name_splits(with_corrections(data, corrections), people)
     else:
         raise UsageError(f"Data with people must be a folder with one folder for each, got {type(data).__name__}.")
     return Diagnosis(dataset, find_problems(dataset, people=people is not None))

@@ -8,6 +8,7 @@ from importlib import resources
 from typing import Any
 
 from vitrail.core.errors import UsageError, did_you_mean
+from vitrail.core.natural_order import natural_key
 from vitrail.models import zoo
 from vitrail.models.config import ModelConfig
 
@@ -36,6 +37,11 @@ class Published:
     """Published accuracy of a linear classifier on the frozen features, in per cent."""
     source: str | None = None
     """Publisher of `accuracy` and `linear`."""
+
+    @property
+    def collection(self) -> str:
+        """First part of the name, such as `vit` or `dinov2`."""
+        return self.name.partition("-")[0]
 
     @property
     def address(self) -> str:
@@ -74,7 +80,15 @@ def list_published(pattern: str = "*") -> list[Published]:
     """Return public checkpoints whose name, model or repository matches a pattern with `*` and `?`, ignoring case.
 
     A pattern that matches nothing is tried as a prefix: `dino` is `dino*`. Raise UsageError if that matches nothing.
+    Collections are in the order of the catalogue, their checkpoints in the order of `vitrail models`, then by name.
     """
+    collections = list(dict.fromkeys(published.collection for published in catalogue().values()))
+    models = list(zoo.MODELS)
+
+    def order(published: Published) -> tuple[Any, ...]:
+        places = collections.index(published.collection), models.index(published.model)
+        return *places, natural_key(published.name)
+
     for candidate in (pattern, f"{pattern}*"):
         matching = [
             published
@@ -85,7 +99,7 @@ def list_published(pattern: str = "*") -> list[Published]:
             )
         ]
         if pattern and matching:
-            return matching
+            return sorted(matching, key=order)
     raise UsageError(
         f"Pattern must match a name that `vitrail weights` lists, got {pattern!r}.{suggest_published(pattern)}"
     )

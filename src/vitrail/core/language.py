@@ -8,16 +8,16 @@ the English templates of the message files and returns the Korean one with the s
     ko = "번들은 있는 폴더여야 합니다(입력: {path})."
 
 `{path}` stands for any text, `{count:number}` for a number. `{cause:phrases}` stands for a text that is translated
-itself, by `phrases.toml`; `{reason:phrases?}` for one that stays as it is if it has no translation. A message of
-several sentences is translated as a whole if there is a template for it, otherwise sentence by sentence. A sentence
-without a template stays English.
+itself, by `phrases.toml`; `{reason:phrases?}` for one that stays as it is if it has no translation. A value is as short
+as the text after it allows, but a quoted one is not cut. Messages are translated sentence by sentence; a template may
+have several sentences. A sentence without a template stays English.
 """
 
-import contextlib
 import functools
 import re
 import sys
 from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from vitrail.core.errors import UsageError
@@ -38,9 +38,11 @@ FILES = {
 `cells` values in tables.
 """
 
-_MAX_LENGTH = 4000  # characters of a message; a longer one stays English
-_SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
-_NUMBER = r"[\d,.]*\d(?:e[+-]\d+)?%?"
+_MAX_LENGTH, _MAX_SENTENCES = 4000, 20  # of a message; a longer one, perhaps hostile, stays English
+_MAX_JOINED = 3  # sentences of a template
+_MAX_DEPTH = 6  # of texts in texts
+_SENTENCE_GAP = re.compile(r"(?<=[.?!])(\s+)")
+_NUMBER = re.compile(r"[\d,.]*\d(?:e[+-]\d+)?%?")
 _PLACEHOLDER = re.compile(r"\{(\w+)(?::(\w+)(\?)?)?\}")
 
 _language = "en"
@@ -72,7 +74,7 @@ def _can_encode_korean(stream: object) -> bool:
     return True
 
 
-@contextlib.contextmanager
+@contextmanager
 def messages_in(language: str) -> Generator[None]:
     """Print messages in `language` within the block, in all threads."""
     global _language
@@ -87,7 +89,10 @@ def localise(text: str, category: str = "messages") -> str:
     """Return a text in the language of the command line; a text without a translation unchanged."""
     if _language == "en":
         return text
-    return translate(text, category) or text
+    try:
+        return translate(text, category) or text
+    except Exception:  # a message must be printed even if the message files are missing or corrupt
+        return text
 
 
 class Template:
@@ -95,43 +100,40 @@ class Template:
 
     def __init__(self, english: str, korean: str) -> None:
         self.english, self.korean = english, korean
-        *self._literals, self.end = _PLACEHOLDER.sub("\0", english).split("\0")
-        self.literal_length = sum(map(len, self._literals)) + len(self.end)
-        self.fields = {name: (category, bool(optional)) for name, category, optional in _PLACEHOLDER.findall(english)}
+        self._start, *self._ends = _PLACEHOLDER.sub("\0", english).split("\0")
+        self._fields = _PLACEHOLDER.findall(english)
+        self.literal_length = len(self._start) + sum(map(len, self._ends))
 
-    def translate(self, text: str) -> str | None:
-        """Return the translation of a text, or None if it does not match the template."""
-        if not self._may_match(text) or not (match := self._pattern.fullmatch(text)):
+    def translate(self, text: str, depth: int = 0) -> str | None:
+        """Return the translation of a text, or None if the text does not match the template."""
+        if (values := self._match(text)) is None:
             return None
-        values = match.groupdict()
-        for name, (category, is_optional) in self.fields.items():
+        for name, category, optional in self._fields:
+            if category == "number" and not _NUMBER.fullmatch(values[name]):
+                return None
             if category in FILES:
-                if (translation := translate(values[name], category)) is not None:
-                    values[name] = translation
-                elif not is_optional:
+                translation = translate(values[name], category, depth + 1)
+                if translation is None and not optional:
                     return None
+                values[name] = translation or values[name]
         return _PLACEHOLDER.sub(lambda field: values[field[1]], self.korean)
 
-    def _may_match(self, text: str) -> bool:
-        """Return False if the text lacks a part of the template. This is much faster than the pattern."""
-        position = 0
-        for literal in self._literals:
-            if (position := text.find(literal, position)) < 0:
-                return False
-            position += len(literal)
-        return text.endswith(self.end)
-
-    @functools.cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        source, position, seen = "", 0, set()
-        for field in _PLACEHOLDER.finditer(self.english):
-            name = field[1]
-            source += re.escape(self.english[position : field.start()])
-            values = _NUMBER if field[2] == "number" else ".+?"
-            source += f"(?P={name})" if name in seen else f"(?P<{name}>{values})"
-            position = field.end()
-            seen.add(name)
-        return re.compile(source + re.escape(self.english[position:]), re.DOTALL)
+    def _match(self, text: str) -> dict[str, str] | None:
+        """Return the value of each placeholder, or None. The time is linear in the length of the text."""
+        if not text.startswith(self._start) or not text.endswith(self._ends[-1]):
+            return None
+        values, position = {}, len(self._start)
+        for index, ((name, _, _), end) in enumerate(zip(self._fields, self._ends, strict=True)):
+            first = position + 1  # a value has at least one character
+            if (quote := text[position : position + 1]) in ("'", '"') and not (first := text.find(quote, first) + 1):
+                return None
+            is_last = index == len(self._ends) - 1
+            stop = len(text) - len(end) if is_last else text.find(end, first)
+            if stop < first:
+                return None
+            values[name] = text[position:stop]
+            position = stop + len(end)
+        return values
 
 
 @functools.cache
@@ -144,40 +146,39 @@ def load_templates(category: str) -> tuple[dict[str, str], tuple[Template, ...]]
                 templates.append(Template(message["en"], message["ko"]))
             else:
                 exact[message["en"]] = message["ko"]
-    return exact, tuple(sorted(templates, key=lambda template: -template.literal_length))
+    templates.sort(key=lambda template: (template.english.startswith("{"), -template.literal_length))
+    return exact, tuple(templates)
+
+
+@functools.cache
+def _templates_for(category: str, initial: str) -> list[Template]:
+    """Return the templates that a text with this first character may match."""
+    return [template for template in load_templates(category)[1] if template.english[0] in ("{", initial)]
 
 
 @functools.lru_cache(maxsize=512)
-def translate(text: str, category: str = "messages") -> str | None:
+def translate(text: str, category: str = "messages", depth: int = 0) -> str | None:
     """Return a text in Korean, or None if none of its sentences has a template."""
-    content = text.strip()
-    if not content or len(content) > _MAX_LENGTH:
+    pieces = _SENTENCE_GAP.split(text) if len(text) <= _MAX_LENGTH else []  # sentences, with the gaps between them
+    if depth > _MAX_DEPTH or len(pieces) > 2 * _MAX_SENTENCES:
         return None
-    starts = [0, *(gap.end() for gap in _SENTENCE_END.finditer(content))]
-    ends = [*(gap.start() for gap in _SENTENCE_END.finditer(content)), len(content)]
-    # The best translation of the sentences from each one to the end: the fewest characters in English, and then the
-    # shortest pieces, because a placeholder must not take the next sentence.
-    best: dict[int, tuple[int, int, str]] = {len(starts): (0, 0, "")}
-    for first in reversed(range(len(starts))):
-        candidates = []
-        for last in range(first, len(starts)):
-            piece = content[starts[first] : ends[last]]
-            translation = _translate_piece(piece, category)
-            if translation is None and last > first:
-                continue
-            left, pieces, rest = best[last + 1]
-            english = 0 if translation is not None else len(piece)
-            gap = content[ends[last] : starts[last + 1]] if last + 1 < len(starts) else ""
-            candidates.append(
-                (left + english, pieces - 1, (piece if translation is None else translation) + gap + rest)
-            )
-        best[first] = min(candidates, key=lambda candidate: candidate[:2])
-    english, _, translation = best[0]
-    return None if english and translation == content else text.replace(content, translation, 1)
+    translations, first = [], 0
+    while first < len(pieces):
+        # The shortest sequence of sentences that has a template: a value must not take the next sentence.
+        for last in range(first + 1, min(first + 2 * _MAX_JOINED, len(pieces) + 1), 2):
+            if (translation := _translate_piece("".join(pieces[first:last]), category, depth)) is not None:
+                break
+        else:
+            last, translation = first + 1, pieces[first]
+        translations += [translation, *pieces[last : last + 1]]
+        first = last + 1
+    translated = "".join(translations)
+    return None if translated == text else translated
 
 
-def _translate_piece(piece: str, category: str) -> str | None:
-    exact, templates = load_templates(category)
+def _translate_piece(piece: str, category: str, depth: int) -> str | None:
+    exact, _ = load_templates(category)
     if piece in exact:
         return exact[piece]
-    return next(filter(None, (template.translate(piece) for template in templates)), None)
+    templates = _templates_for(category, piece[:1])
+    return next((korean for template in templates if (korean := template.translate(piece, depth)) is not None), None)

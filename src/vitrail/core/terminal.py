@@ -158,7 +158,7 @@ class Meter:
             self._width, self._next_update = 0, 0.0
 
     def _draw(self, parts: list[str]) -> None:
-        columns = _terminal_width(sys.stderr) - 1  # some terminals start a new line after the last column
+        columns = terminal_width(sys.stderr) - 1  # some terminals start a new line after the last column
         while len(parts) > 1 and display_width(", ".join(parts)) > columns:
             parts = parts[:-1]
         text = ", ".join(parts)
@@ -174,7 +174,7 @@ class Meter:
         messages.flush()
 
 
-def _terminal_width(terminal: TextIO) -> int:
+def terminal_width(terminal: TextIO) -> int:
     """Return the number of columns of a terminal; 80 if it is unknown."""
     try:
         return os.get_terminal_size(terminal.fileno()).columns or 80
@@ -226,7 +226,7 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppab
             break
     with console.capture() as captured:
         console.print(table)
-    sys.stdout.write(captured.get())
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def print_facts(rows: list[list[str]]) -> None:

@@ -4,12 +4,13 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from vitrail.core import rng
 from vitrail.core.errors import CorruptFileError, UsageError, did_you_mean
+from vitrail.core.files import escape_surrogates
 from vitrail.core.settings import Bounds
 from vitrail.data.decode import read_file, read_size_and_mtime
 
@@ -88,6 +89,27 @@ class Split:
         return self.select(np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64)))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AppliedCorrections:
+    """A file of corrections that was applied to a data set."""
+
+    path: str
+    """Path of the file."""
+    sha256: str
+    """Checksum of the file."""
+    changed: int
+    """Number of images with another label than in DATA."""
+    left_out: int
+    """Number of images that were left out."""
+    rows: Mapping[str, str]
+    """Label of each image in the file, by its name relative to DATA; an empty label leaves the image out."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the corrections for the provenance of a bundle, without the rows."""
+        file = escape_surrogates(os.path.basename(self.path))  # noqa: PTH119
+        return {"file": file, "sha256": self.sha256, "changed": self.changed, "left_out": self.left_out}
+
+
 @dataclasses.dataclass(frozen=True)
 class Dataset:
     """A labelled data set of images. `splits` has train, val or test; or only `all` if the data have no splits."""
@@ -105,6 +127,8 @@ class Dataset:
     """Licence of the images, if known."""
     notes: tuple[str, ...] = ()
     """Sentences for the user: how the data were recognised and read, where the name does not show it."""
+    corrections: AppliedCorrections | None = None
+    """Corrections of labels, if a file of them was applied."""
 
     @classmethod
     def from_files(

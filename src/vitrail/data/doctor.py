@@ -188,6 +188,8 @@ def _find_unused_files(dataset: Dataset) -> Iterator[Finding]:
         return
     prefixes = tuple(folder + os.sep for folders in dataset.folders.values() for folder in folders.values())
     images = {path for split in dataset.splits.values() if split.in_memory is None for path in split.images}
+    if dataset.corrections is not None:  # images that a correction leaves out
+        images |= {os.path.join(dataset.root, name) for name in dataset.corrections.rows}  # noqa: PTH118
     stores = (path.store for path in images if isinstance(path, StoredImage))
     tree = next((store for store in stores if isinstance(store, Tree)), Folder(dataset.root))
     unused = []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.core.errors import UsageError
+from vitrail.core.natural_order import natural_key
 
 if TYPE_CHECKING:
     from vitrail.data.preprocess import ImageLike
@@ -49,28 +50,32 @@ def subfolders(folder: str | Path) -> list[str]:
 
 
 def list_images(folders: Iterable[str | Path]) -> list[str]:
-    """Return all image files under these folders, sorted within each folder."""
+    """Return all image files under these folders, sorted within each folder.
+
+    Training depends on this order, so names are compared character by character: 10 before 2.
+    """
     return [path for folder in folders for path in sorted(_walk_image_files(str(folder), frozenset()))]
 
 
 def find_images(arguments: Sequence[str], *, stdin: bool = False) -> list[str]:
     """Return the image files that command-line arguments name.
 
-    An argument is a file, a folder of images, or a pattern with `* ? [ ]` or `**`. With `stdin`, the argument `-` means
-    the names on standard input, one per line. Missing files on standard input are kept and reported when they are read.
+    An argument is a file, a folder of images, or a pattern with `* ? [ ]` or `**`. The files of a folder or pattern are
+    sorted as people count: 2 before 10. With `stdin`, the argument `-` means the names on standard input, one per line.
+    Missing files on standard input are kept and reported when they are read.
     """
     files: list[str] = []
     for argument in arguments:
         if argument == "-":
             for name in filter(None, _lines_of_stdin() if stdin else ()):
-                files += list_images([name]) if is_folder(name) else [name]
+                files += _images_at(name)
             continue
-        paths = [argument] if os.path.lexists(argument) else sorted(glob.glob(argument, recursive=True))  # noqa: PTH207
+        paths = [argument] if os.path.lexists(argument) else _sort(glob.glob(argument, recursive=True))  # noqa: PTH207
         if not paths and glob.has_magic(argument):
             raise UsageError(f"Pattern must match files or folders, got {argument!r}, which matches none.")
         if not paths:
             raise UsageError(f"Image must be a file or folder that exists, got {argument!r}.")
-        images = [image for path in paths for image in (list_images([path]) if is_folder(path) else [path])]
+        images = [image for path in paths for image in _images_at(path)]
         if not images:
             raise UsageError(f"Folder must have images in it, got {argument!r} without any.")
         files += images
@@ -81,6 +86,15 @@ def find_images(arguments: Sequence[str], *, stdin: bool = False) -> list[str]:
             "Images must be given as files, folders or patterns, or names on standard input (-), got none."
         )
     return files
+
+
+def _images_at(path: str) -> list[str]:
+    """Return the sorted image files of a folder; for any other path the path itself."""
+    return _sort(list_images([path])) if is_folder(path) else [path]
+
+
+def _sort(paths: list[str]) -> list[str]:
+    return sorted(paths, key=natural_key)
 
 
 def _lines_of_stdin() -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vitrail.core.natural_order import natural_key
 from vitrail.evaluation.paired import PairedComparison, holm_levels
 from vitrail.evaluation.predictions.saved_predictions import PREDICTIONS_FILE
 from vitrail.evaluation.run_reader import Run, find_runs, read_run, short_names
@@ -104,8 +105,11 @@ class RunComparison:
 
 
 def compare_runs(paths: Sequence[str | Path]) -> RunComparison:
-    """Read the runs in these folders and compare them."""
-    runs = sorted(map(read_run, find_runs(paths)), key=lambda run: -(run.final or {"accuracy": -1})["accuracy"])
+    """Read the runs in these folders and compare them: the best first, equal ones by folder, 2 before 10."""
+    runs = sorted(
+        map(read_run, find_runs(paths)),
+        key=lambda run: (-(run.final or {"accuracy": -1})["accuracy"], natural_key(str(run.folder))),
+    )
     names = short_names(runs)
     groups: list[list[tuple[Run, str]]] = []  # runs with predictions for the same images, with their names
     for run, name in zip(runs, names, strict=True):

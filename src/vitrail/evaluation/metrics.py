@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.core.intervals import t_quantile, wilson_interval
+from vitrail.core.natural_order import natural_key
 
 BINS = 15
 """Number of bins of confidence in calibration."""
@@ -29,6 +30,7 @@ def score_classes(
     is_ahead = (probabilities > truth_probability) | ((probabilities == truth_probability) & is_earlier)
     rank = is_ahead.sum(axis=1)
     counts, hits = np.bincount(labels, minlength=classes), np.bincount(labels[correct], minlength=classes)
+    class_metrics = precision_recall_f1(hits, np.bincount(predicted, minlength=classes), counts)
     per_class = [
         {
             "label": name,
@@ -36,8 +38,11 @@ def score_classes(
             "right": class_hits,
             "accuracy": class_hits / class_count if class_count else None,
             "interval": list(wilson_interval(class_hits, class_count)) if class_count else None,
+            **_name_metrics(metrics),
         }
-        for name, class_count, class_hits in zip(names, counts.tolist(), hits.tolist(), strict=True)
+        for name, class_count, class_hits, metrics in zip(
+            names, counts.tolist(), hits.tolist(), class_metrics, strict=True
+        )
     ]
     confusion = None
     if classes <= _MAX_CONFUSION_CLASSES:
@@ -51,9 +56,40 @@ def score_classes(
         "top5": float((rank < 5).mean()),
         "ece": calibration_error(probabilities.max(axis=1), correct) if calibrated else None,
         "negative_log_likelihood": float(-log_likelihood.mean()) if calibrated else None,
+        "macro": _name_metrics(_macro_average(class_metrics)),
         "per_class": per_class,
         "confusion": None if confusion is None else confusion.tolist(),
     }
+
+
+def precision_recall_f1(hits: np.ndarray, predicted_counts: np.ndarray, true_counts: np.ndarray) -> np.ndarray:
+    """Return precision, recall and F1 of each class (classes, 3) from numbers of images, as scikit-learn does.
+
+    A division by zero gives 0: the precision of a class that is never predicted, the recall of a class without images.
+    All three are NaN for a class that is never predicted and has no images.
+    """
+    either_count = predicted_counts + true_counts
+    numerators = np.stack([hits, hits, 2 * hits], axis=1)
+    denominators = np.stack([predicted_counts, true_counts, either_count], axis=1)
+    return np.where(either_count[:, None] > 0, numerators / np.maximum(denominators, 1), np.nan)
+
+
+def _macro_average(class_metrics: np.ndarray) -> np.ndarray:
+    """Return the mean of each metric over the classes that occur or are predicted; NaN if there is no such class."""
+    used = class_metrics[~np.isnan(class_metrics).any(axis=1)]
+    return used.mean(axis=0) if len(used) else np.full(class_metrics.shape[1], np.nan)
+
+
+def _name_metrics(metrics: np.ndarray) -> dict[str, float | None]:
+    """Return precision, recall and F1 by name, with None in place of NaN."""
+    values = (None if math.isnan(value) else value for value in metrics.tolist())
+    return dict(zip(("precision", "recall", "f1"), values, strict=True))
+
+
+def worst_first(per_class: Sequence[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """Return the rows of `per_class` with images, sorted by a metric; equal rows by name, 2 before 10."""
+    evaluated = (row for row in per_class if row["count"])
+    return sorted(evaluated, key=lambda row: (row[metric], natural_key(row["label"])))
 
 
 def average_precision(scores: np.ndarray, truth: np.ndarray) -> float | None:
@@ -91,14 +127,17 @@ def score_labels(
         predicted = scores >= np.asarray(thresholds)
         hits = (predicted & (labels > 0)).sum(axis=0)
         predicted_counts, true_counts = predicted.sum(axis=0), labels.sum(axis=0, dtype=np.int64)
+        label_metrics = precision_recall_f1(hits, predicted_counts, true_counts)
         exact = int((predicted == (labels > 0)).all(axis=1).sum())  # accuracy, as scikit-learn defines it
         for index, row in enumerate(rows):
             row |= {
                 "threshold": float(thresholds[index]),
                 "precision": float(hits[index] / predicted_counts[index]) if predicted_counts[index] else None,
                 "recall": float(hits[index] / true_counts[index]) if true_counts[index] else None,
+                "f1": _name_metrics(label_metrics[index])["f1"],
             }
         result |= {
+            "macro": _name_metrics(_macro_average(label_metrics)),
             "f1": float(2 * hits.sum() / max(predicted_counts.sum() + true_counts.sum(), 1)),
             "accuracy": exact / max(len(scores), 1),
             "accuracy_interval": list(wilson_interval(exact, len(scores))) if len(scores) else None,

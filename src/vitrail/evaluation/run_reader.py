@@ -112,7 +112,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
         if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for names that no folder can have
             reason = "which is a file" if os.path.exists(path) else "which does not exist"  # noqa: PTH110 - the same
             raise UsageError(f"Run must be a folder that train or finetune wrote, got {str(path)!r}, {reason}.")
-        inner_runs = sorted(folder for folder in path.iterdir() if is_run(folder))
+        inner_runs = [folder for folder in path.iterdir() if is_run(folder)]
         if not inner_runs:
             raise UsageError(
                 f"Run must be a folder that train or finetune wrote, or contain such folders, got {str(path)!r}."

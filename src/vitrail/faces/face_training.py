@@ -12,6 +12,7 @@ from vitrail.bundles.bundle import Bundle, bundle_key, open_bundle
 from vitrail.core.errors import UsageError
 from vitrail.core.files import escape_surrogates, write_text
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.registry import AnyData
 from vitrail.faces.align import BY_LANDMARKS, SIDE, UNALIGNED
 from vitrail.faces.people import align_people, split_people
 from vitrail.faces.whitening import mean_embeddings, set_embedding
@@ -32,7 +33,7 @@ read this format."""
 
 
 def train_faces(
-    data: str | Path,
+    data: AnyData,
     output: str | Path,
     recipe: Recipe,
     options: Options,

@@ -11,7 +11,7 @@ from vitrail.core.files import read_text
 from vitrail.core.settings import Bounds
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources.registry import open_data
+from vitrail.data.sources.registry import AnyData, open_data
 from vitrail.faces.align import SIDE
 from vitrail.faces.embed import Aligner
 from vitrail.faces.gallery import composed
@@ -20,7 +20,7 @@ _MAX_BYTES = 2**32  # of aligned faces in memory
 _MIN_PEOPLE = 2  # in a split: with fewer, there are no impostor pairs
 
 
-def open_people(data: str | Path) -> tuple[Dataset, Split]:
+def open_people(data: AnyData) -> tuple[Dataset, Split]:
     """Open DATA, folders of people, and return it with its only split. Raises UsageError if it has several splits."""
     dataset = open_data(data)
     dataset.check_one_label("Faces")
@@ -77,7 +77,7 @@ def select_people(dataset: Dataset, split: Split, names: list[str]) -> Split:
 
 
 def split_people(
-    data: str | Path, *, people: str | Path | None, test: float, validation: float, seed: int
+    data: AnyData, *, people: str | Path | None, test: float, validation: float, seed: int
 ) -> tuple[Dataset, list[str], list[str]]:
     """Split DATA by person. Return the data set with train, val and test, the names of the people in val, and notes.
 
@@ -117,7 +117,7 @@ def split_people(
     return dataclasses.replace(dataset, labels=tuple(sorted(trained)), splits=splits, folders={}), held_out, notes
 
 
-def name_splits(data: str | Path, people: str | Path) -> Dataset:
+def name_splits(data: AnyData, people: str | Path) -> Dataset:
     """Return DATA, folders of people, with two splits: train has the people in the file, test all others.
 
     Unlike `split_people`, all people keep their labels, and spellings are not merged.

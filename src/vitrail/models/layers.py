@@ -357,7 +357,14 @@ class TokenBatchNorm(nn.BatchNorm1d):
         return super().forward(input.flatten(0, -2)).view_as(input)
 
 
-NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "batch": TokenBatchNorm}
+class NoNorm(nn.Identity):
+    """No normalisation, with the arguments of a norm."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+
+
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "batch": TokenBatchNorm, "none": NoNorm}
 """Norm classes of tokens, by the values of the setting `norm`."""
 
 
@@ -383,6 +390,8 @@ def activate(x: Tensor, name: str, *, fresh: bool) -> Tensor:
             approximate = "tanh" if name == "gelu-tanh" else "none"
             gelu = torch.ops.aten.gelu_ if in_place else F.gelu
             return gelu(x, approximate=approximate)
+        case "none":
+            return x
         case "quick-gelu":  # the sigmoid approximation of iGPT and CLIP
             return x * torch.sigmoid(1.702 * x)
     raise ValueError(name)

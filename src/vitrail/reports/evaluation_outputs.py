@@ -1,7 +1,7 @@
 """Optional outputs of `vitrail evaluate`: table of predictions, pages of mistakes, comparison with another model."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
@@ -14,6 +14,7 @@ from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import check_output
 from vitrail.core.html import Html
 from vitrail.core.intervals import wilson_interval
+from vitrail.data.corrections import relative_name
 from vitrail.data.prefetch import prefetch
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.thumbnail import thumbnail_data_url
@@ -26,6 +27,7 @@ from vitrail.evaluation.splits import note_if_trained_on
 from vitrail.inference.engine import Engine
 from vitrail.inference.registry import ENGINES
 from vitrail.reports.contact_sheet import IMAGES_PER_PAGE, EvaluatedImage, t, write_mistake_pages
+from vitrail.reports.corrections import Correctable, CorrectionControls, photo_link, storage_key
 from vitrail.reports.page_kit import headline_numbers, table
 
 _TOP_K = 5  # classes of an image in the table of predictions
@@ -166,6 +168,8 @@ def write_mistakes(
             EvaluatedImage(
                 index=int(predictions.indices[row]),
                 name=split.image_name(int(predictions.indices[row])),
+                photo=photo_link(split.images[predictions.indices[row]], output),
+                correctable=_correctable(evaluation, int(predictions.indices[row]), int(predicted[row])),
                 truth=names[labels[row]],
                 prediction=names[predicted[row]],
                 confidence=float(confidence[row]),
@@ -180,17 +184,43 @@ def write_mistakes(
         return prefetch(jobs, workers, ahead=8 * max(workers, 1))
 
     wrong, correct = np.flatnonzero(predicted != labels), np.flatnonzero(predicted == labels)
+    mistakes = evaluated_images(wrong[np.lexsort((-confidence[wrong], ~is_doubtful[wrong]))])
     write_mistake_pages(
         output,
         model,
         about=f"{scores['data']} ({scores['split']})",
         summary=_score_summary(scores, len(wrong)),
         confusions=_confusion_table(scores, names),
-        mistakes=evaluated_images(wrong[np.lexsort((-confidence[wrong], ~is_doubtful[wrong]))]),
+        mistakes=mistakes,
         correct=evaluated_images(correct[np.argsort(confidence[correct], kind="stable")][:IMAGES_PER_PAGE]),
         thumbnails=thumbnails,
+        controls=_correction_controls(evaluation, [model, *(image.name for image in mistakes)]),
         force=force,
     )
+
+
+def _correctable(evaluation: SplitEvaluation, index: int, predicted: int) -> Correctable:
+    """Return how the label of an image can be corrected, with the class that is predicted for it."""
+    dataset, split = evaluation.dataset, evaluation.split
+    if split.in_memory is None:
+        name = relative_name(str(split.images[index]), dataset.root)
+    else:  # held-out images, and those after an image that was left out, have other indices than in the arrays
+        is_complete = dataset.corrections is None or not dataset.corrections.left_out
+        name = split.image_name(index) if is_complete and split.name in dataset.splits else ""
+    guesses = np.flatnonzero(evaluation.class_indices == predicted)
+    guess = dataset.labels[guesses[0]] if len(guesses) else ""
+    return Correctable(name=name, label=dataset.labels[split.labels[index]], guess=guess)
+
+
+def _correction_controls(evaluation: SplitEvaluation, texts: Iterable[str]) -> CorrectionControls:
+    """Return the controls of pages with these texts. The choices are the classes of the data."""
+    choices = []
+    for label, class_index in zip(evaluation.dataset.labels, evaluation.class_indices, strict=True):
+        name = evaluation.names[class_index]
+        choices.append((label, label if label == name else f"{name} ({label})"))
+    corrections = evaluation.dataset.corrections
+    previous = {} if corrections is None else corrections.rows
+    return CorrectionControls(choices=choices, key=storage_key(texts), previous=previous)
 
 
 def _thumbnail(preprocess: Preprocess, image: str | np.ndarray) -> str:

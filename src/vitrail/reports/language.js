@@ -10,7 +10,8 @@ function setLanguage(language) {
   history.replaceState(null, "", `#${language}`);
 }
 document.getElementById("language").onclick = () => setLanguage(root.lang === "ko" ? "en" : "ko");
-const initial = ["#en", "#ko"].includes(location.hash) ? location.hash.slice(1) : memory.language || navigator.language;
+const [languageOfLink, passedOn] = location.hash.slice(1).split("&corrections=");
+const initial = ["en", "ko"].includes(languageOfLink) ? languageOfLink : memory.language || navigator.language;
 if (initial.startsWith("ko")) setLanguage("ko");
 for (const input of document.querySelectorAll("input[name=axis]")) {
   input.checked = input.value === (memory.axis || "steps");

@@ -38,11 +38,16 @@ def page(title: str, subtitle: str, body: str, script: str = "", *, style: str =
     )
 
 
-def bilingual_page(title: str, subtitle: str, body: str, *, links: str = "", style: str = "", refresh: int = 0) -> str:
-    """Return a complete document with the button that changes the language, followed by `links`."""
-    script = Path(__file__).with_name("language.js").read_text(encoding="utf-8")
+def bilingual_page(
+    title: str, subtitle: str, body: str, *, links: str = "", script: str = "", style: str = "", refresh: int = 0
+) -> str:
+    """Return a complete document with the button that changes the language, followed by `links`.
+
+    `script` follows the script of the button.
+    """
+    language_script = Path(__file__).with_name("language.js").read_text(encoding="utf-8")
     nav = f"<nav>{LANGUAGE_BUTTON}{f' {links}' if links else ''}</nav>"
-    return page(title, subtitle, nav + body, script, style=style, refresh=refresh)
+    return page(title, subtitle, nav + body, language_script + script, style=style, refresh=refresh)
 
 
 @functools.cache

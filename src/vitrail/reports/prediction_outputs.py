@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Iterable, Iterator
+import os
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from vitrail.core.files import atomic_file, check_output, check_writable, refuse
 from vitrail.evaluation.predictions.prediction_tables import PredictionRow, check_table, open_table
 from vitrail.evaluation.predictions.row_sorting import Order, sort_rows
 from vitrail.reports.contact_sheet import ContactSheet, open_contact_sheet
+from vitrail.reports.corrections import photo_link
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,11 +46,13 @@ class PredictionOutputs:
         if self.page is not None:
             check_output(self.page, force=self.force)
 
-    def write(self, rows: Iterable[PredictionRow], *, model: str, top_k: int) -> Generator[PredictionRow]:
+    def write(
+        self, rows: Iterable[PredictionRow], images: Iterable[Any], *, model: str, classes: Sequence[str], top_k: int
+    ) -> Generator[PredictionRow]:
         """Write rows to the outputs and yield them without features and thumbnails.
 
-        Unsorted rows are written and yielded at once, sorted ones after the last. The table has `top_k` classes per
-        image.
+        `images` are the paths or pixels of the rows, and `classes` those of the model. Unsorted rows are written and
+        yielded at once, sorted ones after the last. The table has `top_k` classes per image.
         """
         features: list[tuple[str, np.ndarray]] = []
         with contextlib.ExitStack() as stack:
@@ -57,8 +62,8 @@ class PredictionOutputs:
             sheet = None
             if self.page is not None:
                 by = self.sort or "uncertain"
-                sheet = stack.enter_context(open_contact_sheet(self.page, model, by=by, force=self.force))
-            plain_rows = _strip_arrays(rows, features, sheet)
+                sheet = stack.enter_context(open_contact_sheet(self.page, model, classes, by=by, force=self.force))
+            plain_rows = self._strip_arrays(rows, images, features, sheet)
             if self.sort is not None:
                 folder = None if self.table is None else self.table.absolute().parent
                 plain_rows = stack.enter_context(sort_rows(plain_rows, self.sort, folder))
@@ -69,18 +74,25 @@ class PredictionOutputs:
         if self.features is not None:
             _write_features(self.features, features, force=self.force)
 
+    def _strip_arrays(
+        self,
+        rows: Iterable[PredictionRow],
+        images: Iterable[Any],
+        features: list[tuple[str, np.ndarray]],
+        sheet: ContactSheet | None,
+    ) -> Iterator[PredictionRow]:
+        """Yield rows without features and thumbnails.
 
-def _strip_arrays(
-    rows: Iterable[PredictionRow], features: list[tuple[str, np.ndarray]], sheet: ContactSheet | None
-) -> Iterator[PredictionRow]:
-    """Yield rows without features and thumbnails. Append features to the list and thumbnails to the contact sheet."""
-    for row in rows:
-        if "features" in row:
-            features.append((row["file"], row.pop("features")))
-        if sheet is not None:
-            sheet.add(row)
-            row.pop("thumbnail", None)
-        yield row
+        Append features to the list and thumbnails to the contact sheet.
+        """
+        for row, image in zip(rows, images, strict=True):
+            if "features" in row:
+                features.append((row["file"], row.pop("features")))
+            if sheet is not None and self.page is not None:
+                path = os.path.abspath(image) if isinstance(image, str) else ""  # noqa: PTH100
+                sheet.add(row, path, photo_link(image, self.page))
+                row.pop("thumbnail", None)
+            yield row
 
 
 def _check_features_file(path: Path, *, force: bool) -> None:

@@ -266,7 +266,7 @@ def _illustration(illustration: IllustrationArrays | None, korean: Mapping[str, 
     return f"<h2>{with_korean(illustration.title, korean)}</h2>{''.join(rows)}"
 
 
-def _next_steps(folder: Path, data: str | None, dataset: Dataset, split: Split, bundle: Bundle) -> str:
+def _next_steps(folder: Path, data: tuple[str, ...], dataset: Dataset, split: Split, bundle: Bundle) -> str:
     """Return commands that use the trained model, with the paths of this run."""
     commands = list(_commands(folder, data, dataset, split, bundle))
     items = "".join(f"{t(name, 'p')}<pre>{escape(_shell_command(arguments))}</pre>" for name, arguments in commands)
@@ -276,7 +276,7 @@ def _next_steps(folder: Path, data: str | None, dataset: Dataset, split: Split, 
 
 
 def _commands(
-    folder: Path, data: str | None, dataset: Dataset, split: Split, bundle: Bundle
+    folder: Path, data: tuple[str, ...], dataset: Dataset, split: Split, bundle: Bundle
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield the arguments of each command, after the name of the message that introduces it."""
     model, output = str(folder / "bundle"), str(folder)
@@ -286,17 +286,17 @@ def _commands(
         yield "do-predict", ["predict", model, image_path]
         # Without a split for evaluation, `data` contains only images that the model was trained on.
         has_evaluation_split = not dataset.splits.keys().isdisjoint(("val", "test"))
-        yield "do-evaluate", ["evaluate", model, data if data is not None and has_evaluation_split else _IMAGE_FOLDER]
+        yield "do-evaluate", ["evaluate", model, *(data if data and has_evaluation_split else [_IMAGE_FOLDER])]
         yield "do-inspect", inspect
         yield "do-finetune", ["finetune", model, _IMAGE_FOLDER, "--output", f"{output}-finetuned"]
         return
     with contextlib.suppress(UsageError):  # a model that predicts pixels has no features
         bundle.info.check_computable()
         yield "do-predict-features", ["predict", model, image_path, "--features", f"{output}-features.npz"]
-    labelled_data = _IMAGE_FOLDER if data is None else data
-    yield "do-evaluate-features", ["evaluate", model, labelled_data, "--protocol", "knn"]
+    labelled_data = data or (_IMAGE_FOLDER,)
+    yield "do-evaluate-features", ["evaluate", model, *labelled_data, "--protocol", "knn"]
     yield "do-inspect", inspect
-    yield "do-finetune-features", ["finetune", model, labelled_data, "--output", f"{output}-finetuned"]
+    yield "do-finetune-features", ["finetune", model, *labelled_data, "--output", f"{output}-finetuned"]
 
 
 def _shell_command(arguments: Iterable[str]) -> str:
@@ -308,6 +308,8 @@ def _provenance_table(provenance: dict[str, Any]) -> str:
     """Return the command of the run, and a table of the data, settings and machine that it used."""
     plain = {key: value for key, value in provenance.items() if not isinstance(value, dict) and key != "command"}
     rows = [[_provenance_label(key), format_setting(value)] for key, value in plain.items()]
+    if corrections := provenance.get("corrections"):
+        rows.append([t("origin-corrections"), t("corrections", **corrections)])
     if source := provenance.get("finetuned_from"):
         rows.append([t("finetuned-from"), "; ".join([source["bundle"], *source["changes"]])])
     rows.append([t("machine"), f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"])

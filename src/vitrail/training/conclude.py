@@ -88,6 +88,7 @@ def _make_provenance(
     provenance = {
         "data": f"{escape_surrogates(dataset.name)}: {len(trainer.loader.split):,} training images",
         "data_fingerprint": fingerprint,
+        **({} if dataset.corrections is None else {"corrections": dataset.corrections.to_json()}),
         "training_fingerprint": dataset.splits.get("train", dataset.first_split).content_fingerprint(),
         "licence": dataset.licence,
         "objective": recipe.objective,

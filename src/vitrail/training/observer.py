@@ -32,8 +32,8 @@ class RunInfo:
 
     folder: Path
     """The folder RUN, which contains `metrics.jsonl`."""
-    data: str | None
-    """DATA as the user gave it; None if it has no name."""
+    data: tuple[str, ...]
+    """Arguments of the command line that name DATA; none if DATA has no name."""
     dataset: Dataset
     command: str
     """The command or call that started the run; may be empty."""

@@ -19,7 +19,8 @@ def resume(
     """Restore the trainer from the newest intact checkpoint of the run in `folder`.
 
     Return the checkpoint (None if the run has none) and a message for each newer corrupt one, which is renamed. Raise
-    UsageError if a setting of `fixed_settings` differs from that of the checkpoint. `data` is DATA in its message.
+    UsageError if a setting of `fixed_settings` differs from that of the checkpoint. `data` is DATA in its message, as a
+    shell reads it.
     """
     checkpoint, errors = load_newest(folder / "checkpoints")
     steps = trainer.ranks.gather(checkpoint.step if checkpoint else 0)
@@ -66,7 +67,7 @@ def _advise_on_more_training(trainer: Trainer, folder: Path, data: str) -> str:
     if not trainer.objective.next_command:
         return "To train longer, start a new run with more --epochs or --steps in another output folder."
     bundle, is_finished = folder / "bundle", (folder / "bundle" / MANIFEST).exists()
-    command = trainer.objective.next_command.format(bundle=shlex.quote(str(bundle)), data=shlex.quote(data))
+    command = trainer.objective.next_command.format(bundle=shlex.quote(str(bundle)), data=data)
     return f"To train on{'' if is_finished else ' after its end'}: {command}"
 
 

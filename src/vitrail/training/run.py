@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import shlex
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,7 +19,7 @@ from vitrail.core.settings import pluralise
 from vitrail.core.terminal import Say, say, say_nothing
 from vitrail.data.cache import ImageCache
 from vitrail.data.dataset import Dataset, Split
-from vitrail.data.sources.registry import AnyData, open_data
+from vitrail.data.sources.registry import AnyData, data_arguments, open_data
 from vitrail.evaluation.history import read_events
 from vitrail.evaluation.predictions.saved_predictions import PREDICTIONS_FILE
 from vitrail.models import zoo
@@ -190,8 +191,8 @@ def run(
         config = _format_config(dataset, starting_point, recipe, options, command)
         is_new = ranks.run_on_first(lambda: folder.claim(config, stack, tell))
         fixed_settings = _fixed_settings(starting_point, dataset, recipe, options)
-        data_name = str(data) if isinstance(data, str | Path) else "DATA"
-        checkpoint, notes = (None, []) if is_new else resume(trainer, folder.path, fixed_settings, data_name)
+        data_text = shlex.join(data_arguments(data)) or "DATA"
+        checkpoint, notes = (None, []) if is_new else resume(trainer, folder.path, fixed_settings, data_text)
         changes = []
         if checkpoint is not None:
             starting_point = dataclasses.replace(starting_point, origin=checkpoint.state["origin"])
@@ -214,7 +215,7 @@ def run(
                 log.say(f"note: {note}")
             if checkpoint is not None:
                 log.write("resume", step=trainer.step, exact=not changes)
-                log.say(describe_resumption(trainer, folder.path, data_name))
+                log.say(describe_resumption(trainer, folder.path, data_text))
             else:
                 _log_start(log, starting_point, dataset, training, held_out, trainer)
             log.step(trainer.step)
@@ -306,6 +307,7 @@ def _fixed_settings(
         "model": starting_point.model.config.to_document(),
         "preprocess": starting_point.preprocess.to_json(),
         "recipe": recipe.to_json(),
+        "corrections": "none" if dataset.corrections is None else dataset.corrections.sha256[:12],
         "data": dataset.fingerprint(),
     }
 
@@ -326,7 +328,7 @@ def _make_run_info(
     objective = trainer.objective
     return RunInfo(
         folder=folder,
-        data=str(data) if isinstance(data, str | Path) else None,
+        data=data_arguments(data),
         dataset=dataset,
         command=command,
         model=trainer.kept_model.config,
@@ -451,6 +453,7 @@ def _format_config(
     """
     fields = {
         "data": dataset.name,
+        **({} if dataset.corrections is None else {"corrections": dataset.corrections.path}),
         **options.to_json(),
         **recipe.to_json(),
         "preprocess": starting_point.preprocess.to_json(),

@@ -5,7 +5,8 @@ best latest start                           the best evaluation, the latest one,
 damaged left_out                            unreadable images; number of skipped steps
 waited stopped                              evaluations since the best one; reason for an early end
 rate_scale                                  factor of the recipe's learning rate
-bundle seed model preprocess recipe data    settings that a resumed run must have
+bundle seed model preprocess recipe         settings that a resumed run must have
+corrections data                            checksum of the corrections, fingerprint of the data; must be the same, too
 threads ranks device amp compile torch      settings on which the last bits of the weights depend
 origin                                      provenance of the weights, for the bundle
 """
@@ -29,6 +30,7 @@ _DEFAULTS: dict[str, Any] = {
     "waited": 0,
     "stopped": None,
     "rate_scale": 1.0,
+    "corrections": "none",
 }
 
 

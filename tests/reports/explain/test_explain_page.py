@@ -126,6 +126,8 @@ def test_model_without_embedded_images_needs_images():
         ({"position_at": "every"}, "position_at every"),
         ({"attention": "local"}, "attention local"),
         ({"norm": "batch"}, "norm batch"),
+        ({"norm": "none"}, "norm none"),
+        ({"activation": "none"}, "activation none"),
         ({"norm_order": "post"}, "norm_order post"),
         ({"activation": "relu"}, "activation relu"),
         ({"layer_scale": 0.1}, "layer_scale 0.1"),

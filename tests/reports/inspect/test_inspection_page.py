@@ -287,6 +287,7 @@ def test_bfloat16_model_has_a_page():
             ("y = mean_n z_L^n", "y W + b"),
         ),
         ({"residual": False}, "z_1 = MLP(LN(z')),  z' = MSA(LN(z_0))", ("y = LN(z_L^0)", "y W + b")),
+        ({"norm": "none"}, "z_1 = MLP(z') + z',  z' = MSA(z_0) + z_0", ("y = z_L^0", "y W + b")),
         (
             {"position_at": "every", "norm": "batch", "pool": "map", "representation": "tanh"},
             "z_1 = MLP(BN(z')) + z',  z' = MSA(BN(z_0 + E_pos)) + (z_0 + E_pos)",

@@ -18,7 +18,7 @@ from vitrail.analysis.position_structure import position_table, structure
 from vitrail.core.errors import UsageError
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.exact import redraw
-from vitrail.models.layers import TokenBatchNorm
+from vitrail.models.layers import NoNorm, TokenBatchNorm
 from vitrail.models.walkthrough import walkthrough_of
 from vitrail.reports.equations import symbols, typeset
 from vitrail.reports.inspect.packing import pack
@@ -32,6 +32,7 @@ VARIANTS = [
     ("ViT-Nano/7", {}),
     ("ViT-Nano/7", {"norm_order": "post", "pool": "map", "registers": 1, "layer_scale": 0.5}),
     ("ViT-Nano/7", {"norm": "batch", "position": "relative", "pool": "gap"}),
+    ("ViT-Nano/7", {"norm": "none", "activation": "none"}),
     ("ViT-Nano/7", {"position_at": "every", "residual": False, "attention_scale": 1, "representation": "tanh"}),
     ("Hybrid-Nano", {}),
     ("ResNet-Nano", {}),
@@ -254,6 +255,9 @@ def test_inside_values_equal_those_of_the_model(name, changes):
         assert inside["lengths"][step] == pytest.approx(float(length), rel=1e-4)
     assert inside["lengths"]["out"] == pytest.approx(float(activations.steps["blocks.1"][0, token].norm()), rel=1e-4)
     walkthrough, norm1 = walkthrough_of(model), model.blocks[1].norm1
+    if isinstance(norm1, NoNorm):
+        assert inside["norms"] == {}
+        return
     is_pre_norm = next(iter(walkthrough.layer_equations(1))) == "norm1"
     norm_input = (
         walkthrough.layer_input(1, activations) if is_pre_norm else activations.steps["blocks.1.middle"]

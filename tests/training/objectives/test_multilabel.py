@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.metrics import average_precision_score
+from sklearn.metrics import average_precision_score, f1_score, precision_score, recall_score
 
 import vitrail
 from tests.bundles.test_bundle import remake_manifest
@@ -69,6 +69,19 @@ def test_average_precision_equals_scikit_learn():
         np.testing.assert_allclose(list(ours["average_precision"].values()), theirs, rtol=1e-12)
         assert ours["map"] == pytest.approx(average_precision_score(truth, scores), rel=1e-12)
     assert average_precision(np.ones(3), np.zeros(3)) is None
+
+
+def test_f1_of_labels_equals_scikit_learn():
+    rng = np.random.default_rng(2)
+    scores, truth = rng.random((40, 5)), (rng.random((40, 5)) < 0.3).astype(np.uint8)
+    scores[:, 4], truth[:, 4] = 0.0, 0  # neither predicted nor there: left out of the mean
+    scores[:, 3] = 0.0
+    ours = score_labels(scores, truth, tuple("abcde"), (0.5,) * 5)
+    used = truth[:, :4], scores[:, :4] >= 0.5
+    assert [row["f1"] for row in ours["per_class"][:4]] == pytest.approx(f1_score(*used, average=None))
+    assert ours["per_class"][4]["f1"] is None
+    for name, score in (("precision", precision_score), ("recall", recall_score), ("f1", f1_score)):
+        assert ours["macro"][name] == pytest.approx(score(*used, average="macro", zero_division=0))
 
 
 def test_best_thresholds_maximise_f1():
@@ -146,7 +159,8 @@ def test_multilabel_training_reaches_high_map(run, toys):
     scores = evaluate(run.folder / "bundle", str(toys))
     assert scores["map"] == pytest.approx(run.scores["map"], abs=1e-9)
     assert list(scores["average_precision"]) == list(LABELS)
-    assert scores["per_class"][0].keys() == {"label", "count", "average_precision", "threshold", "precision", "recall"}
+    metrics = {"average_precision", "precision", "recall", "f1"}
+    assert scores["per_class"][0].keys() == {"label", "count", "threshold", *metrics}
     assert scores["f1"] > 0.8
     report = (run.folder / "report.html").read_text()
     assert "mAP on 40" in report

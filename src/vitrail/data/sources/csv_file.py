@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.data.image_files import is_file
@@ -19,6 +19,17 @@ _COLUMNS = ("label", "labels", "split")
 _ENCODINGS = {"utf-16": "UTF-16", "utf-16-le": "UTF-16", "utf-16-be": "UTF-16", "cp949": "CP949"}
 _HEAD_BYTES = 4096  # first bytes of a file, in which UTF-16 is detected
 _FILE_COLUMNS = ("file", "path", "filename", "image")
+
+
+class CsvLine(NamedTuple):
+    """The cells of a line of a CSV file; an empty text for a missing cell."""
+
+    number: int
+    text: str
+    """The whole line, for messages."""
+    file: str
+    label: str
+    split: str
 
 
 class CsvFile(Source):
@@ -38,7 +49,7 @@ class CsvFile(Source):
 
         path = Path(data)
         files: dict[str, list[tuple[str, str | tuple[str, ...]]]] = {}
-        text, notes = _read_csv_text(path)
+        text, notes = read_csv_text(path)
         for split, file, label in _parse_csv_lines(path, text):
             files.setdefault(split, []).append((str(path.parent / file), label))
         if "all" in files and len(files) > 1:
@@ -71,7 +82,7 @@ def _check_csv_cells(path: Path, header: list[str], rows: list[tuple[int, list[s
             )
 
 
-def _read_csv_text(path: Path) -> tuple[str, tuple[str, ...]]:
+def read_csv_text(path: Path) -> tuple[str, tuple[str, ...]]:
     """Return the text of a CSV file, and a note if it is not in UTF-8.
 
     UTF-16 and CP949 are also read: Korean Excel saves "CSV" in CP949.
@@ -123,8 +134,8 @@ def _find_csv_columns(path: Path, header: list[str]) -> dict[str, int]:
     return {"file": index_of["file"], "label": index_of[label], "split": index_of.get("split", len(header))}
 
 
-def _parse_csv_lines(path: Path, text: str) -> list[tuple[str, str, str | tuple[str, ...]]]:
-    """Return the split (`all` if empty), the file and the label (or tuple of labels) of every line."""
+def read_csv_lines(path: Path, text: str) -> tuple[bool, list[CsvLine]]:
+    """Return whether the header says that images have several labels, and all lines with cells, without the header."""
     try:
         rows = [(number, row) for number, row in enumerate(csv.reader(io.StringIO(text, newline=""), strict=True), 1)]
     except csv.Error as error:
@@ -140,32 +151,39 @@ def _parse_csv_lines(path: Path, text: str) -> list[tuple[str, str, str | tuple[
         _check_csv_cells(path, header, rows)
     if not rows:
         raise UsageError(f"CSV must have lines of file,label, got none in {str(path)!r}.")
-    lines: list[tuple[str, str, str | tuple[str, ...]]] = []
-    label_of: dict[str, str | tuple[str, ...]] = {}
     for number, row in rows:
         if any(row[width:]):
             raise CorruptFileError(
                 f"Line {number} of {str(path)!r} must have at most {width} cells, got {','.join(row)!r}.", path=path
             )
-        cells = {name: row[column].strip() if column < len(row) else "" for name, column in columns.items()}
-        if not cells["file"] or (not cells["label"] and not is_multilabel):
+    cells = [{name: row[column] if column < len(row) else "" for name, column in columns.items()} for _, row in rows]
+    lines = [CsvLine(number, ",".join(row), **line) for (number, row), line in zip(rows, cells, strict=True)]
+    return is_multilabel, lines
+
+
+def _parse_csv_lines(path: Path, text: str) -> list[tuple[str, str, str | tuple[str, ...]]]:
+    """Return the split (`all` if empty), the file and the label (or tuple of labels) of every line."""
+    is_multilabel, csv_lines = read_csv_lines(path, text)
+    lines: list[tuple[str, str, str | tuple[str, ...]]] = []
+    label_of: dict[str, str | tuple[str, ...]] = {}
+    for line in csv_lines:
+        file, cell, split_name = line.file.strip(), line.label.strip(), line.split.strip()
+        if not file or (not cell and not is_multilabel):
             raise CorruptFileError(
-                f"Line {number} of {str(path)!r} must be file,label with a comma, got {','.join(row)!r}.",
-                path=path,
+                f"Line {line.number} of {str(path)!r} must be file,label with a comma, got {line.text!r}.", path=path
             )
-        split = SPLIT_NAMES.get(cells["split"].lower()) if cells["split"] else "all"
+        split = SPLIT_NAMES.get(split_name.lower()) if split_name else "all"
         if split is None:
             raise CorruptFileError(
-                f"Line {number} of {str(path)!r} must have the split train, val or test, got {cells['split']!r}.",
+                f"Line {line.number} of {str(path)!r} must have the split train, val or test, got {split_name!r}.",
                 path=path,
             )
-        labels = tuple(sorted(set(filter(None, map(str.strip, cells["label"].split(";"))))))
-        label = labels if is_multilabel else cells["label"]
-        if label_of.setdefault(cells["file"], label) != label:
+        labels = tuple(sorted(set(filter(None, map(str.strip, cell.split(";"))))))
+        label = labels if is_multilabel else cell
+        if label_of.setdefault(file, label) != label:
             raise CorruptFileError(
-                f"Line {number} of {str(path)!r} must label {cells['file']!r} as an earlier line does, got"
-                f" {cells['label']!r}.",
+                f"Line {line.number} of {str(path)!r} must label {file!r} as an earlier line does, got {cell!r}.",
                 path=path,
             )
-        lines.append((split, cells["file"], label))
+        lines.append((split, file, label))
     return lines

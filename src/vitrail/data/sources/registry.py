@@ -56,13 +56,42 @@ def _built_in_sources(sources: Registry[type[Source]]) -> tuple[Source, ...]:
     return tuple(sources[name]() for name in sources.built_in_names)
 
 
-AnyData: TypeAlias = Union[str, Path, "Dataset", tuple[Any, Any], Mapping[str, Any]]
+@dataclasses.dataclass(frozen=True)
+class CorrectedData:
+    """DATA with a file of corrections of its labels (see `data.corrections`)."""
+
+    data: "AnyData"
+    corrections: str | Path
+
+    def __str__(self) -> str:
+        return str(self.data)
+
+
+AnyData: TypeAlias = Union[str, Path, "Dataset", CorrectedData, tuple[Any, Any], Mapping[str, Any]]
 """DATA as `open_data` takes it: a name or a path, a `Dataset`, or data in memory (see `dataset_in_memory`)."""
+
+
+def with_corrections(data: AnyData, corrections: str | Path | None) -> AnyData:
+    """Return DATA with a file of corrections; unchanged if there is none."""
+    return data if corrections is None else CorrectedData(data, corrections)
+
+
+def data_arguments(data: AnyData) -> tuple[str, ...]:
+    """Return the arguments of the command line that name DATA: none for data in memory."""
+    if isinstance(data, CorrectedData):
+        arguments = data_arguments(data.data)
+        return (*arguments, "--corrections", str(data.corrections)) if arguments else ()
+    return (str(data),) if isinstance(data, str | Path) else ()
 
 
 def open_data(data: AnyData) -> "Dataset":
     """Open a data set by name or path (see `SOURCES`) or from arrays. A `Dataset` is returned unchanged."""
     from vitrail.data.dataset import Dataset
+
+    if isinstance(data, CorrectedData):
+        from vitrail.data.corrections import correct_labels
+
+        return correct_labels(open_data(data.data), data.corrections)
 
     if isinstance(data, Dataset):
         return data

@@ -11,7 +11,7 @@ from vitrail.core.intervals import wilson_interval
 from vitrail.core.message_files import load_messages
 from vitrail.data.dataset import Split
 from vitrail.data.preprocess import Preprocess
-from vitrail.evaluation.metrics import BINS, calibration_bins
+from vitrail.evaluation.metrics import BINS, calibration_bins, worst_first
 from vitrail.evaluation.split_predictions import SplitPredictions
 from vitrail.reports.charts import Interval, Line, interval_chart, line_chart
 from vitrail.reports.page_kit import figure, image, table
@@ -62,7 +62,7 @@ def split_label(name: str) -> Html:
 
 def _class_figures(scores: dict[str, Any], calibration: str) -> str:
     """Return a chart and a table of the accuracy of each class, worst first. `calibration` is beside the chart."""
-    evaluated = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["accuracy"])
+    evaluated = worst_first(scores["per_class"], "accuracy")
     chart_rows = [
         Interval(row["label"], 100 * row["accuracy"], *(100 * end for end in row["interval"]))
         for row in evaluated[:_MAX_CHART_CLASSES]
@@ -81,13 +81,21 @@ def _class_figures(scores: dict[str, Any], calibration: str) -> str:
     axis = t("accuracy-axis", "tspan")
     chart = figure(title, note, interval_chart(chart_rows, axis, ends=(-2, 102), zero=100 * scores["accuracy"]))
     rows = [
-        [row["label"], f"{row['count']:,}", f"{row['accuracy']:.1%}", "{:.1%} … {:.1%}".format(*row["interval"])]
+        [
+            row["label"],
+            f"{row['count']:,}",
+            f"{row['accuracy']:.1%}",
+            "{:.1%} … {:.1%}".format(*row["interval"]),
+            f"{row['precision']:.1%}",
+            f"{row['f1']:.1%}",
+        ]
         for row in evaluated[:_MAX_TABLE_CLASSES]
     ]
-    rows += [[row["label"], "0", "-", "-"] for row in scores["per_class"] if not row["count"]][
+    rows += [[row["label"], "0", *"----"] for row in scores["per_class"] if not row["count"]][
         : _MAX_TABLE_CLASSES - len(rows)
     ]
-    listing = table([t(name) for name in ("class", "images", "accuracy", "interval")], rows, frozenset({1, 2, 3}))
+    headers = [t(name) for name in ("class", "images", "recall", "interval", "precision", "f1")]
+    listing = table(headers, rows, frozenset(range(1, len(headers))))
     count = len(scores["per_class"])
     caption = t("all-classes" if len(rows) == count else "some-classes", shown=len(rows), classes=count)
     return f'<div class="panes">{chart}{calibration}</div><details><summary>{caption}</summary>{listing}</details>'

@@ -1,6 +1,7 @@
 """Show the final evaluation of a multi-label model in the run report."""
 
 from vitrail.core.message_files import load_messages
+from vitrail.evaluation.metrics import worst_first
 from vitrail.reports.charts import Interval, interval_chart
 from vitrail.reports.objectives.classification import split_label
 from vitrail.reports.page_kit import figure, table
@@ -24,7 +25,7 @@ def summary(judgement: Labelling) -> list[tuple[str, str]]:
 def sections(judgement: Labelling) -> str:
     """Return a chart and a table of the average precision of each label, worst first."""
     scores = judgement.full
-    per_label = sorted((row for row in scores["per_class"] if row["count"]), key=lambda row: row["average_precision"])
+    per_label = worst_first(scores["per_class"], "average_precision")
     if not per_label:
         return ""
     chart_rows = [

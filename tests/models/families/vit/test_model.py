@@ -148,6 +148,7 @@ COMBINATIONS = [
         {"norm": "batch", "norm_order": "post", "activation": "relu", "attention": "strided", "representation": "tanh"},
         {"attention": "local", "layer_scale": 0.3, "representation": "gelu", "activation": "gelu-tanh"},
         {"residual": False, "attention_scale": 0.7},
+        {"norm": "none", "activation": "none", "layer_scale": 0.1},
     )
 ] + [
     {"position": position, "position_at": placement, "registers": registers, "class_position": class_position}
@@ -178,6 +179,25 @@ def test_all_paths_agree_for_every_combination_of_options(changes):
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().max() > 0 or name.endswith("qkv.bias"), name
+
+
+def test_without_norm_and_activation_the_model_has_neither():
+    model = small(norm="none", activation="none", pool="map")
+    assert not [name for name in model.state_dict() if "norm" in name]
+    x_BND = torch.randn(2, 5, 16, dtype=torch.float64)
+    mlp = model.blocks[0].mlp
+    doubled = mlp(2 * x_BND) - mlp(x_BND)
+    assert (doubled - (mlp(x_BND) - mlp(torch.zeros_like(x_BND)))).abs().max() < 1e-12  # an affine function
+    activations = look(model, random_images(model), inside=[0])
+    inside = [name.removeprefix("blocks.0.") for name in activations.steps if name.startswith("blocks.0.")]
+    assert inside == [step for step in STEPS if not step.startswith("norm")]
+    assert torch.equal(activations.steps["blocks.0.z1"], activations.steps["blocks.0.activated"])
+
+
+@pytest.mark.parametrize("changes", [{"norm_order": "post"}, {"embedding_norm": True}])
+def test_settings_of_norms_are_rejected_without_a_norm(changes):
+    with pytest.raises(UsageError, match="Norm must be layer or batch with norm_order post or embedding_norm"):
+        small(norm="none", **changes)
 
 
 def test_dropout_and_stochastic_depth_are_random_in_training_only():
@@ -331,6 +351,7 @@ def test_export_keeps_the_logits_for_every_mask_and_position(changes):
         {"attention": "strided"},
         {"pool": "map"},
         {"norm": "batch"},
+        {"norm": "none", "activation": "none"},
         {"dropout": 0.1, "drop_path": 0.1, "token_drop": 0.5},
         {"merge": 2},
     ],

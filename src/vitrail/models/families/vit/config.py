@@ -64,15 +64,16 @@ class ViTConfig(PatchedConfig):
     """Factor of the attention logits of the encoder: none means 1 / sqrt(D / k), 1 means unscaled logits."""
     residual: bool = True
     """Whether each sub-layer adds to its input (eqs. 2-3); false replaces the input."""
-    norm: Literal["layer", "batch"] = "layer"
-    """LayerNorm per token over D, or BatchNorm per feature over images and tokens."""
+    norm: Literal["layer", "batch", "none"] = "layer"
+    """LayerNorm per token over D, BatchNorm per feature over images and tokens, or no normalisation: neither in the
+    blocks nor after them."""
     norm_order: Literal["pre", "post"] = "pre"
     """Normalise before each sub-layer and once at the end (ViT), or after each residual sum (the original encoder)."""
     norm_epsilon: Annotated[float, Bounds(0, below=1)] = 1e-6
     """Added to the variance; published checkpoints differ (1e-6 Google and timm, 1e-12 Hugging Face)."""
-    activation: Literal["gelu", "gelu-tanh", "quick-gelu", "relu"] = "gelu"
+    activation: Literal["gelu", "gelu-tanh", "quick-gelu", "relu", "none"] = "gelu"
     """Non-linearity between the two layers of the MLP: exact GELU, its approximation by tanh or (CLIP) by the sigmoid,
-    or ReLU."""
+    ReLU, or none, which makes the MLP linear."""
     qkv_bias: bool = True
     """Whether queries, keys and values have a bias."""
     patch_bias: bool = True
@@ -98,6 +99,11 @@ class ViTConfig(PatchedConfig):
         for name in ("layer_scale", "attention_scale"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, float(getattr(self, name)))  # a 0 would make a table of integers
+        if self.norm == "none" and (self.norm_order != "pre" or self.embedding_norm):
+            raise UsageError(
+                f"Norm must be layer or batch with norm_order post or embedding_norm, got norm {self.norm}. Leave both"
+                " settings at their defaults."
+            )
         if self.drop_path and not self.residual:
             raise UsageError(f"Drop path must be 0 without residual connections, got {self.drop_path}.")
         if self.width % self.heads:
@@ -251,11 +257,11 @@ class ViTConfig(PatchedConfig):
         prefix = self.prefix * d
         qkv = 3 * d * d + (3 * d if self.qkv_bias else 0)
         mlp = 2 * d * m + m + d
-        norms = 4 * d
+        norm = 0 if self.norm == "none" else 2 * d
         scales = 0 if self.layer_scale is None else 2 * d
-        blocks = self.depth * (norms + qkv + d * d + d + mlp + scales)
-        final_norm = 2 * d if self.norm_order == "pre" else 0
-        pool = d + 4 * (d * d + d) + 2 * d + mlp if self.pool == "map" else 0
+        blocks = self.depth * (2 * norm + qkv + d * d + d + mlp + scales)
+        final_norm = norm if self.norm_order == "pre" else 0
+        pool = d + 4 * (d * d + d) + norm + mlp if self.pool == "map" else 0
         representation = 0 if self.representation == "none" else d * d + d
         return (
             self._embed_parameters

@@ -27,6 +27,7 @@ from vitrail.models.layers import (
     Attention,
     AttentionPool,
     LayerScale,
+    NoNorm,
     PatchEmbed,
     PreLogits,
     drop,
@@ -105,7 +106,7 @@ class ViT(ViTHooks):
                 heads=c.heads,
                 hidden=c.mlp,
                 activation=c.activation,
-                norm=nn.LayerNorm(c.width, eps=c.norm_epsilon),
+                norm=(NoNorm if c.norm == "none" else nn.LayerNorm)(c.width, eps=c.norm_epsilon),
             )
         if c.representation != "none":
             self.pre_logits = PreLogits(c.width, c.representation)
@@ -187,7 +188,7 @@ class ViT(ViTHooks):
     @property
     def tokens_read(self) -> int | None:
         """Number of tokens, from the first, that the head reads; None for all. BatchNorm's statistics need all."""
-        return 1 + self.config.distilled if self.config.pool == "cls" and self.config.norm == "layer" else None
+        return 1 + self.config.distilled if self.config.pool == "cls" and self.config.norm != "batch" else None
 
     def attention_terms(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         """Return the rotation of queries and keys in `layer` (2, T, K/2), and the bias of its attention logits (H, T,

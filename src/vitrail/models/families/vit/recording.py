@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitrail.models.activations import Activations
 from vitrail.models.families.vit.merging import Groups, spread
+from vitrail.models.layers import NoNorm
 
 if TYPE_CHECKING:
     from vitrail.models.families.vit.model import Block
@@ -47,7 +48,8 @@ def record_layer(
 def block_steps(block: "Block", z_BTD: Tensor, rope: Tensor | None, bias: Tensor | None) -> dict[str, Tensor]:
     """Compute every step of a layer, by its name in `Activations.steps`.
 
-    In the original encoder (post-norm), `norm1` and `norm2` follow the residual connections.
+    In the original encoder (post-norm), `norm1` and `norm2` follow the residual connections. Without norms, they are
+    left out.
     """
     if block.pre_norm:
         norm1_BTD = block.norm1(z_BTD)
@@ -55,6 +57,8 @@ def block_steps(block: "Block", z_BTD: Tensor, rope: Tensor | None, bias: Tensor
         middle_BTD = block.add_branch(z_BTD, attention["msa"], block.ls1)
         norm2_BTD = block.norm2(middle_BTD)
         mlp = block.mlp.steps(norm2_BTD)
+        if isinstance(block.norm1, NoNorm):
+            return {**attention, "middle": middle_BTD, **mlp}
         return {"norm1": norm1_BTD, **attention, "middle": middle_BTD, "norm2": norm2_BTD, **mlp}
     attention = block.attn.steps(z_BTD, rope, bias)
     middle_BTD = block.add_branch(z_BTD, attention["msa"], block.ls1)

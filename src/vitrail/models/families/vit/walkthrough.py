@@ -20,24 +20,26 @@ from vitrail.models.walkthrough import (
     WalkthroughStep,
 )
 
-_NORMS = {"layer": "LN", "batch": "BN"}
+_NORMS = {"layer": "LN", "batch": "BN", "none": ""}
 _NORM_EQUATIONS = {
     "layer": "gamma * (z - mu) / sqrt(sigma^2 + epsilon) + beta",
     "batch": "gamma * (z - mu_B) / sqrt(sigma_B^2 + epsilon) + beta",
+    "none": "",
 }
 _HIDDEN_LAYERS = {"tanh": "tanh(y W_0 + b_0)", "gelu": "GELU(y W_0 + b_0)"}
 
 
 def attention_equation(z: str, *, norm: str = "LN", scale: str = "", is_pre: bool = True, residual: bool = True) -> str:
     """Return eq. 2 for an input called `z`. In the original encoder (post-norm) the norm follows the sum."""
-    branch = f"{scale}MSA({norm}({z}))" if is_pre else f"{scale}MSA({z})"
+    branch = f"{scale}MSA({_normalised(z, norm) if is_pre else z})"
     total = f"{branch} + {_in_sum(z)}" if residual else branch
     return f"z' = {total}" if is_pre else f"z' = {norm}({total})"
 
 
 def mlp_equation(z: str, *, norm: str = "LN", scale: str = "", is_pre: bool = True, residual: bool = True) -> str:
     """Return eq. 3 for an output called `z`."""
-    branch = f"{scale}MLP({norm}(z'))" if is_pre else f"{scale}MLP(z')"
+    mlp_input = _normalised("z'", norm) if is_pre else "z'"
+    branch = f"{scale}MLP({mlp_input})"
     total = f"{branch} + z'" if residual else branch
     return f"{z} = {total}" if is_pre else f"{z} = {norm}({total})"
 
@@ -118,7 +120,7 @@ class ViTWalkthrough(Walkthrough[ViT]):
         norm, scale = _NORM_EQUATIONS[c.norm], "" if c.layer_scale is None else "g * "
         norm_of_middle = norm.replace("z", "z'")
         is_pre = c.norm_order == "pre"
-        attention_input, mlp_input = ("n", "n'") if is_pre else ("z", "n")
+        attention_input, mlp_input = ("z", "z'") if c.norm == "none" else ("n", "n'") if is_pre else ("z", "n")
         residual, residual_of_middle = (" + z", " + z'") if c.residual else ("", "")
         bias = "" if self.model.attention_terms(layer)[1] is None else " + B"
         score = "q k^T / sqrt(d)" if c.attention_scale is None else f"{c.attention_scale:g} * q k^T"
@@ -130,10 +132,12 @@ class ViTWalkthrough(Walkthrough[ViT]):
             "msa": "m = [h_1; ...; h_k] W_o + b_o",
             "middle": f"z' = {scale}m{residual}",
         }
-        activated = f"{ACTIVATION_SYMBOLS[c.activation]}(z1)"
+        activated = "z1" if c.activation == "none" else f"{ACTIVATION_SYMBOLS[c.activation]}(z1)"
         mlp = {"z1": f"z1 = {mlp_input} W_1 + b_1", "activated": activated, "z2": f"z2 = {activated} W_2 + b_2"}
         if is_pre:
             out = f"z'' = {scale}z2{residual_of_middle}"
+            if c.norm == "none":
+                return {**attention, **mlp, "out": out}
             return {"norm1": f"n = {norm}", **attention, "norm2": f"n' = {norm_of_middle}", **mlp, "out": out}
         out = norm.replace("z", f"({scale}z2{' + n' if c.residual else ''})")
         return {**attention, "norm1": f"n = {norm_of_middle}", **mlp, "norm2": f"z'' = {out}"}
@@ -148,7 +152,7 @@ class ViTWalkthrough(Walkthrough[ViT]):
         return z_BTD if added_TD is None else z_BTD + added_TD
 
     def norm_statistics(self, z_BTD: Tensor) -> dict[str, Tensor]:
-        if self.model.config.norm == "batch":
+        if self.model.config.norm != "layer":
             return {}
         return {"mean": z_BTD.mean(dim=-1), "deviation": z_BTD.std(dim=-1, correction=0)}
 

@@ -42,6 +42,8 @@ _OF_THE_PAPER = {"embedding_norm": False, "patch_bias": True, "distilled": False
 
 def check_plain(config: ViTConfig, library: str, *, only_paper: bool = True) -> None:
     """Raise `UsageError` for a variant that only Vitrail has, and with `only_paper` for those of later models."""
+    if config.activation == "none":
+        raise unsupported_model_error(library, "an MLP without activation")
     for name, value in (_PLAIN | _OF_THE_PAPER if only_paper else _PLAIN).items():
         if getattr(config, name) != value:
             raise unsupported_model_error(library, f"{name.replace('_', ' ')} {getattr(config, name)!r}")
