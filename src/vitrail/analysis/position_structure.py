@@ -22,6 +22,8 @@ class PositionStructure(NamedTuple):
     """R2 of predicting the row of a held-out position from its embedding; 0 is chance."""
     column: float
     """R2 of predicting the column; it is low for a table that encodes only the raster index."""
+    nearness: float
+    """Correlation of the similarity of two embeddings with their nearness on the grid (Mantel's statistic)."""
 
 
 def position_table(model: AnyModel) -> np.ndarray | None:
@@ -53,7 +55,18 @@ def structure(table_ND: np.ndarray, grid: Pair) -> PositionStructure:
     additive = 1 - np.square(residual).sum() / total if total > 0 else 0.0
     row, column = np.divmod(np.arange(rows * columns), columns)
     chance = (rows + columns - 2) / max(rows * columns - 1, 1)
-    return PositionStructure(float(additive), chance, _decoding_r2(table_ND, row), _decoding_r2(table_ND, column))
+    decoding = (_decoding_r2(table_ND, coordinate) for coordinate in (row, column))
+    return PositionStructure(float(additive), chance, *decoding, _nearness(table_ND, row, column))
+
+
+def _nearness(table_ND: np.ndarray, row: np.ndarray, column: np.ndarray) -> float:
+    """Return the correlation over all pairs of positions of cosine similarity and negative distance on the grid."""
+    pairs = np.triu_indices(len(table_ND), 1)
+    distances = np.hypot(*(coordinate[pairs[0]] - coordinate[pairs[1]] for coordinate in (row, column)))
+    similarities = similarity(table_ND)[pairs]
+    if not similarities.std() or not distances.std():
+        return 0.0
+    return float(-np.corrcoef(similarities, distances)[0, 1])
 
 
 def _decoding_r2(table_ND: np.ndarray, coordinate: np.ndarray) -> float:

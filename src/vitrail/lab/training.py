@@ -145,7 +145,7 @@ class TrainingCurves(NamedTuple):
     seconds: list[list[float]]
     """[step, processor seconds of training so far]."""
     position_structure: list[list[float]]
-    """[step, additive, row, column]: how well learned positions encode rows and columns."""
+    """[step, additive, row, column, nearness]: how well learned positions encode the grid."""
     loss: float
     """Mean loss of the last 50 steps."""
 
@@ -209,12 +209,12 @@ def read_config(settings: dict[str, Any]) -> ModelConfig:
 
 
 def _position_structure(model: AnyModel, step: int) -> list[float] | None:
-    """Return [step, additive, row, column] for learned positions. None for other positions."""
+    """Return [step, additive, row, column, nearness] for learned positions. None for other positions."""
     table = position_table(model)
     if table is None or walkthrough_of(model).position_origin == "fixed" or model.config.grid is None:
         return None
     scores = structure(table, model.config.grid)
-    return [step, scores.additive, scores.row, scores.column]
+    return [step, scores.additive, scores.row, scores.column, scores.nearness]
 
 
 def correct_predictions(model: AnyModel, images: Images, split: Split) -> np.ndarray:
