@@ -15,6 +15,7 @@ from vitrail.evaluation.feature_classifiers import fit_ridge
 from vitrail.evaluation.features import extract_features
 from vitrail.lab.images import Images
 from vitrail.lab.question import FIRST_SEEDS, Accuracies, Question, Verdict, interval_text
+from vitrail.lab.statistics import smallest
 from vitrail.lab.training import fit, protocol, save_bundle
 from vitrail.lab.trial import Outcome, Trial, pack
 from vitrail.lab.trial_results import Results
@@ -25,6 +26,9 @@ from vitrail.reports.page_kit import table
 
 _SEEN = {"igpt": 0.1, "vit": 1.0}  # share of the lab's images seen: one token per pixel is expensive
 _MAX_PROBE_IMAGES = 3000  # labelled images
+
+PIXELS = ("pixels", False)
+"""Name of the probe on raw pixels, like those of the variants."""
 
 VARIANTS = {
     "iGPT": ("igpt", {}, "next-pixel"),
@@ -68,28 +72,31 @@ class SelfSupervisionQuestion(Question):
         return Trial("vitrail.lab.questions.self_supervision:learn", settings, family=family, work=work)
 
     @functools.cached_property
-    def pixel_trial(self) -> Trial:
-        """Trial of a probe on raw pixels."""
-        return Trial("vitrail.lab.questions.self_supervision:probe_pixels", {"count": self.lab.sizes[-1]}, work=5e9)
+    def pixel_trials(self) -> list[Trial]:
+        """Trials of a probe on raw pixels, one per seed, with the training images of that seed."""
+        task, count = "vitrail.lab.questions.self_supervision:probe_pixels", self.lab.sizes[-1]
+        return [Trial(task, {"count": count, "seed": seed}, work=5e9) for seed in range(self.lab.seeds)]
 
     def rounds(self) -> Sequence[Sequence[Trial]]:
         def select(names: tuple[str, ...], seeds: int | None) -> list[Trial]:
             return [trial for (name, _), trials in self.trials.items() if name in names for trial in trials[:seeds]]
 
         return (
-            [*select(("iGPT",), FIRST_SEEDS), self.pixel_trial],
+            [*select(("iGPT",), FIRST_SEEDS), *self.pixel_trials[:FIRST_SEEDS]],
             select(("iGPT", "ViT"), FIRST_SEEDS),
-            select(tuple(VARIANTS), None),
+            [*select(tuple(VARIANTS), None), *self.pixel_trials],
         )
 
     def read(self, results: Results) -> None:
-        self.accuracies = Accuracies(results, self.trials)
-        pixel_result = results.get(self.pixel_trial)
-        self.pixel_accuracy = None if pixel_result is None else pixel_result["accuracy"]
+        self.accuracies = Accuracies(results, {**self.trials, PIXELS: self.pixel_trials})
 
     def verdicts(self) -> Iterator[Verdict]:
-        fields = {} if self.pixel_accuracy is None else {"pixels": f"{self.pixel_accuracy:.1%}"}
-        yield Verdict("C35", "trained", self.accuracies.difference(("iGPT", True), ("iGPT", False)), fields=fields)
+        leads = [self.accuracies.difference(("iGPT", True), other) for other in (("iGPT", False), PIXELS)]
+        fields = {}
+        if all(lead is not None for lead in leads):
+            untrained, pixels = (self.accuracies.estimate(other).value for other in (("iGPT", False), PIXELS))
+            fields = {"untrained": f"{untrained:.1%}", "pixels": f"{pixels:.1%}"}
+        yield Verdict("C35", "trained", smallest(leads), fields=fields)
 
     def html(self, figures: dict[str, str]) -> str:
         if not self.accuracies.right:
@@ -103,7 +110,8 @@ class SelfSupervisionQuestion(Question):
                     *(interval_text(self.accuracies.estimate(key)) if key in self.accuracies else "-" for key in keys),
                 )
             )
-        rows.append((self.t("pixels"), "-" if self.pixel_accuracy is None else f"{self.pixel_accuracy:.1%}", ""))
+        if PIXELS in self.accuracies:
+            rows.append((self.t("pixels"), interval_text(self.accuracies.estimate(PIXELS)), ""))
         return table(("", self.t("trained"), self.t("untrained")), rows)
 
     def numbers(self) -> dict[str, Any]:
@@ -177,7 +185,8 @@ def _probe(model: AnyModel, images: Images, few: Split, layer: int) -> tuple[flo
 
 def probe_pixels(settings: dict[str, Any], images: Images, _bundles: list[Path], _folder: Path) -> Outcome:
     """Trial function: fit and evaluate a linear probe on raw pixels."""
-    few = images.subset(settings["count"], 0).sample_evenly(_MAX_PROBE_IMAGES)
+    few = images.subset(settings["count"], settings["seed"]).sample_evenly(_MAX_PROBE_IMAGES)
     pixels = [np.asarray(split.images, np.float32).reshape(len(split), -1) / 255 for split in (few, images.test)]
     linear, _ = fit_ridge(pixels[0], few.labels, classes=len(images.labels))
-    return Outcome({"accuracy": float((linear(pixels[1]).argmax(axis=1) == images.test.labels).mean())}, {})
+    right = linear(pixels[1]).argmax(axis=1) == images.test.labels
+    return Outcome({"accuracy": float(right.mean()), "right": pack(right), "count": len(right)}, {})
