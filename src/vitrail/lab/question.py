@@ -246,7 +246,7 @@ class Accuracies:
     def estimate(self, name: Any) -> Estimate:
         """Return the accuracy of a variant."""
         estimate = accuracy(self.right[name])
-        return self._mark_rates(estimate._replace(bounds=self.bounds), [name], self._range(name))
+        return self._mark_rates(estimate._replace(bounds=self.bounds), [name], self.rate_range(name))
 
     def difference(self, first: Any, second: Any) -> Estimate | None:
         """Return the difference of two variants on the same images. None if either was not run."""
@@ -258,7 +258,9 @@ class Accuracies:
         if (rights := self._aligned(names)) is None:
             return None
         estimate = contrast([(weight, right) for (weight, _), right in zip(terms, rights, strict=True)])
-        return self._mark_rates(estimate, names, sum_ranges([(weight, self._range(name)) for weight, name in terms]))
+        return self._mark_rates(
+            estimate, names, sum_ranges([(weight, self.rate_range(name)) for weight, name in terms])
+        )
 
     def log_errors(self, *terms: tuple[float, Any]) -> Estimate | None:
         """Return a weighted sum of log error rates on the same images. None if a variant was not run."""
@@ -266,7 +268,7 @@ class Accuracies:
         if (rights := self._aligned(names)) is None:
             return None
         estimate = log_errors([(weight, right) for (weight, _), right in zip(terms, rights, strict=True)])
-        ranges = [(weight, log_error_range(*self._range(name))) for weight, name in terms]
+        ranges = [(weight, log_error_range(*self.rate_range(name))) for weight, name in terms]
         return self._mark_rates(estimate, names, sum_ranges(ranges))
 
     def lost_skill(self, original: Any, changed: Any, chance: float) -> Estimate | None:
@@ -276,7 +278,7 @@ class Accuracies:
         """
         if (rights := self._aligned((original, changed))) is None:
             return None
-        (before_low, before_high), (after_low, after_high) = self._range(original), self._range(changed)
+        (before_low, before_high), (after_low, after_high) = self.rate_range(original), self.rate_range(changed)
         skills = [max(value - chance, 1e-6) for value in (before_low, before_high)]
         rates = 1 - (after_high - chance) / skills[0], 1 - (after_low - chance) / skills[1]
         return self._mark_rates(lost_skill(*rights, chance), [original, changed], rates)
@@ -285,7 +287,7 @@ class Accuracies:
         """Draw accuracies (draws, variants) as other seeds and other test images would give them."""
         return draw_accuracies([self.right[name] for name in names])
 
-    def _range(self, name: Any) -> tuple[float, float]:
+    def rate_range(self, name: Any) -> tuple[float, float]:
         """Return the smallest and the largest accuracy of a variant over the learning rates that may be the best.
 
         The seeds of the choice give the difference of each rate from the chosen one.

@@ -303,6 +303,19 @@ def sample_efficiency(
     return float(np.exp(np.mean(_invert(n, b, levels) - _invert(n, a, levels))))
 
 
+def log2_count_needed(counts: Sequence[float], accuracies: Sequence[float], level: float) -> float:
+    """Return log2 of the number of images at which accuracy reaches a level, by interpolation in log n.
+
+    It is cut at the smallest and the largest number of images.
+    """
+    n, rising = np.log2(np.asarray(counts, float)), np.maximum.accumulate(np.asarray(accuracies, float))
+    if rising[0] >= level or rising[-1] < level:
+        return float(n[0] if rising[0] >= level else n[-1])
+    index = int(np.argmax(rising >= level))
+    share = (level - rising[index - 1]) / (rising[index] - rising[index - 1])
+    return float(n[index - 1] + share * (n[index] - n[index - 1]))
+
+
 def _invert(n: np.ndarray, values: np.ndarray, levels: np.ndarray) -> np.ndarray:
     """Return the n at which a curve reaches each level, by linear interpolation."""
     is_rising = np.concatenate([[True], np.diff(values) > 0])

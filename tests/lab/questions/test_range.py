@@ -43,16 +43,51 @@ def test_models_of_the_task_have_equal_cost_and_documented_receptive_fields():
     assert config_of("vit").receptive_field is None
 
 
+def learning_curve(needed):
+    """Return the accuracy of a model that needs this many images for 90 %."""
+    return lambda count: min(0.9 + 0.1 * np.log2(count / needed), 0.99) if needed else 0.5
+
+
 @pytest.mark.parametrize(
-    ("cnn", "near", "far"), [(0.8, "supported", "contradicted"), (0.6, "contradicted", "supported")]
+    ("vit", "cnn", "verdict", "doublings"),
+    [
+        (8000, 1000, "supported", 3),
+        (1000, 8000, "contradicted", -3),
+        (4000, 4000, "cannot tell", 0),
+        (None, 1000, "supported", 5),  # never learned: cut at 32,000 images
+        (None, None, "cannot tell", 0),
+    ],
 )
-def test_verdicts_use_the_nearest_and_the_farthest_marks(tmp_path, question, cnn, near, far):
+def test_local_claim_compares_the_numbers_of_images_needed(tmp_path, vit, cnn, verdict, doublings):
+    question = RangeQuestion("range", digits_lab(seeds=4))
+    curves = {"vit": learning_curve(vit), "resnet": learning_curve(cnn)}
+
+    def share(settings):
+        return max(curves.get(settings["model"]["family"], learning_curve(None))(settings.get("count", 30_000)), 0.5)
+
+    assert states_with_results(question, tmp_path, share, count=3000)["C16a"] == verdict
+    estimate = next(candidate.estimate for candidate in question.verdicts() if candidate.claim == "C16a")
+    assert estimate.value == pytest.approx(doublings, abs=0.1)
+
+
+@pytest.mark.parametrize(("cnn", "far"), [(0.8, "contradicted"), (0.6, "supported")])
+def test_global_claim_uses_the_farthest_marks(tmp_path, cnn, far):
+    question = RangeQuestion("range", digits_lab(seeds=4))
     shares = {"vit": 0.7, "resnet": cnn}
     states = states_with_results(
         question, tmp_path, lambda settings: shares.get(settings["model"]["family"], 0.5), count=3000
     )
-    assert states == {"C16a": near, "C16b": far}
+    assert states["C16b"] == far
     assert len(question.accuracies.right) == len(MODELS) * len(DISTANCES)
+    assert question._unlearned() == "LSTM, Mixer"
+
+
+def test_near_task_has_faint_marks_one_cell_apart():
+    pixels, same = make_marks(400, 0, mark=24, mark_distances=(1,))
+    assert pixels.max() <= 127 + 24
+    assert same.mean() == 0.5
+    near = RangeQuestion("range", digits_lab()).near_trials["vit", 250][0]
+    assert (near.settings["mark"], near.settings["distances"], near.settings["count"]) == (24, [1], 250)
 
 
 def test_accuracy_is_split_by_the_distance_of_the_marks(tmp_path, question):
@@ -74,7 +109,7 @@ def test_verdicts_without_results_cannot_tell(tmp_path, question):
 
 
 def test_trial_trains_on_generated_images(tmp_path, question, monkeypatch):
-    for name, count in (("_TRAINING", 60), ("_VALIDATION", 12), ("_TEST", 24)):
+    for name, count in (("_TRAINING", 60), ("_VALIDATION", 12), ("_TEST", 24), ("NEAR_COUNTS", (60,))):
         monkeypatch.setattr(task, name, count)
     task.mark_images.cache_clear()
     trial = question.trials["resnet"][0].clone_with(seen=256, learning_rate=1e-3)

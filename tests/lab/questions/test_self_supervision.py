@@ -45,7 +45,8 @@ def test_verdicts_without_results(tmp_path):
 
 def test_pixel_probe_depends_on_the_training_images_of_its_seed(tmp_path):
     question = SelfSupervisionQuestion("self", digits_lab(sizes=(100,), seeds=3))
-    results = [probe_pixels(trial.settings, question.lab.images, [], tmp_path).result for trial in question.pixel_trials]
+    images = question.lab.images
+    results = [probe_pixels(trial.settings, images, [], tmp_path).result for trial in question.pixel_trials]
     rights = [unpack(result["right"], result["count"]) for result in results]
     assert all(result["accuracy"] == right.mean() > 0.5 for result, right in zip(results, rights, strict=True))
     assert not np.array_equal(rights[0], rights[1])
