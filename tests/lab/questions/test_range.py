@@ -79,7 +79,7 @@ def test_global_claim_uses_the_farthest_marks(tmp_path, cnn, far):
     )
     assert states["C16b"] == far
     assert len(question.accuracies.right) == len(MODELS) * len(DISTANCES)
-    assert question._unlearned() == "LSTM, Mixer"
+    assert question._unlearned() == ["lstm", "mixer"]
 
 
 def test_near_task_has_faint_marks_one_cell_apart():

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.core.html import Html
 from vitrail.core.message_files import load_messages
 from vitrail.data.dataset import Split
 from vitrail.lab.images import Images
@@ -25,7 +26,6 @@ from vitrail.lab.trial_results import Results
 from vitrail.models import zoo
 from vitrail.models.config import ModelConfig
 from vitrail.reports.charts import Line, line_chart
-from vitrail.reports.families import family_label
 from vitrail.reports.page_kit import figure, image, table
 
 CELL, GRID = 4, 7  # side of a cell in pixels; cells per row
@@ -169,8 +169,9 @@ class RangeQuestion(Question):
     def html(self, figures: dict[str, str]) -> str:
         if not figures:
             return str(self.t("nothing", "p"))
+        unlearned = Html(", ".join(map(self.t, self._unlearned())) or "-")
         notes = {
-            "range-distance": self.t("figure-note", seeds=self.accuracies.seeds, unlearned=self._unlearned()),
+            "range-distance": self.t("figure-note", seeds=self.accuracies.seeds, unlearned=unlearned),
             "range-near": self.t("near-note", seeds=self.near_accuracies.seeds),
         }
         panes = "".join(figure(self.t(f"{name}-title"), notes[name], svg) for name, svg in figures.items())
@@ -189,15 +190,14 @@ class RangeQuestion(Question):
         accuracy_table = table(heads, rows, frozenset(range(1, len(heads))))
         return f'<div class="panes">{panes}{self._examples()}</div>{accuracy_table}'
 
-    def _unlearned(self) -> str:
-        """Return the models that did not learn the task at any distance, as text."""
-        names = [
+    def _unlearned(self) -> list[str]:
+        """Return the models that did not learn the task at any distance."""
+        return [
             name
             for name in MODELS
             if (name, DISTANCES[0]) in self.accuracies
             and max(self.accuracies.estimate((name, distance)).value for distance in DISTANCES) < _UNLEARNED
         ]
-        return ", ".join(family_label(name) for name in names) or "-"
 
     def _examples(self) -> str:
         """Return a figure with two images of the task."""
