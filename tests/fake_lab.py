@@ -1,5 +1,6 @@
 """Labs with invented results, to test the verdicts of questions."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def states_with_results(
 
     `accuracy` gives the accuracy of a trained model from its settings, `measure` the outcome of other trials.
     """
-    results = Results(folder / "results.jsonl", "images", question.lab.sizes[0])
+    results = Results(folder / "results.jsonl", "images")
     for trial in (trial for question_round in question.rounds() for trial in question_round):
         for part in (*trial.inputs, trial):
             if needs_rate(part):
@@ -78,7 +79,7 @@ def verdict_states(question: Question, level: float = LEVEL) -> dict[str, str]:
 
 def states_without_results(question: Question, folder: Path) -> dict[str, str]:
     """Return the verdicts of a question without any result."""
-    return read(question, Results(folder / "nothing.jsonl", "images", question.lab.sizes[0]))
+    return read(question, Results(folder / "nothing.jsonl", "images"))
 
 
 def _train(results: Results, trial: Trial, accuracy: Callable[[dict[str, Any]], float], count: int) -> None:
@@ -88,7 +89,13 @@ def _train(results: Results, trial: Trial, accuracy: Callable[[dict[str, Any]], 
     generator = np.random.default_rng(len(results))
     right = generator.permutation(np.arange(count) < round(count * (share + generator.normal(0, 0.001))))
     result = {"accuracy": float(right.mean()), "right": pack(right), "count": count, "training_accuracy": 1.0}
-    _add(results, trial, {**result, "validation_accuracy": 0.5}, {"seconds": 1.0})
+    validation = validation_accuracy(trial.settings["learning_rate"])
+    _add(results, trial, {**result, "validation_accuracy": validation}, {"seconds": 1.0})
+
+
+def validation_accuracy(rate: float | None) -> float:
+    """Return an accuracy on validation images that is best for the learning rate 0.001."""
+    return 0.5 - 0.01 * abs(math.log10((rate or 1e-3) / 1e-3))
 
 
 def _add(results: Results, trial: Trial, result: dict[str, Any], measured: dict[str, Any]) -> None:

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from tests.fake_lab import verdict_states
-from vitrail.lab.training import RATES
+from tests.fake_lab import validation_accuracy, verdict_states
 from vitrail.lab.trial import pack
 from vitrail.lab.trial_results import Results
 
@@ -12,7 +11,7 @@ class InventedResults:
     """Invented results of trials, in a file as a lab writes it."""
 
     def __init__(self, folder, question, count=2000):
-        self.results = Results(folder / "results.jsonl", "x", question.lab.sizes[0])
+        self.results = Results(folder / "results.jsonl", "x")
         self.count = count
         self.generator = np.random.default_rng(0)
 
@@ -22,10 +21,10 @@ class InventedResults:
 
     def train(self, trial, accuracy, **fields):
         """Add a trained trial of this accuracy, and the trials that choose its learning rate."""
-        for rate in RATES:
-            for rate_trial in self.results.rate_trials(trial):
-                if not self.results.has(rate_trial):
-                    self.put(rate_trial, **self.predictions(accuracy), validation_accuracy=accuracy - rate)
+        for rate_trial in self.results.rate_trials(trial):
+            if not self.results.has(rate_trial):
+                validation = validation_accuracy(rate_trial.settings["learning_rate"])
+                self.put(rate_trial, **self.predictions(accuracy), validation_accuracy=validation)
         resolved = self.results.resolve(trial)
         if not self.results.has(resolved):
             self.put(resolved, **self.predictions(accuracy), **fields)

@@ -21,7 +21,7 @@ def accuracy(gain_of_vit, gain_of_cnn):
 def test_verdict_follows_the_gains(tmp_path, gains, verdict):
     question = AugmentationQuestion("augmentation", digits_lab())
     assert states_with_results(question, tmp_path, accuracy(*gains)) == {"C4": verdict}
-    gain = question.gain("vit", "augmented", 100)
+    gain = question.gain("vit-augmented", 100)
     assert gain is not None
     assert abs(gain.value - gains[0]) < 0.01
 

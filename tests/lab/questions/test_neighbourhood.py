@@ -51,9 +51,9 @@ def test_proved_levels_are_not_trained(tmp_path):
     assert trained == {name: set(LEVELS) - levels for name, levels in EXACT_LEVELS.items()}
     permuted = question.trials["resnet", "pixels"]
     assert [trial.settings["permutation"] for trial in permuted] == [["pixels", (2, 2), seed] for seed in range(3)]
-    results = Results(tmp_path / "none.jsonl", "x", 300)
+    results = Results(tmp_path / "none.jsonl", "x")
     rate_trials = {rate_trial.trial_id("") for trial in permuted for rate_trial in results.rate_trials(trial)}
-    assert len(rate_trials) == 3  # one permutation chooses the learning rate for all
+    assert len(rate_trials) == 9  # three permutations choose the learning rate for all
 
 
 def invent(folder, proved, lost):
@@ -99,7 +99,7 @@ def test_verdicts_fail_for_numbers_against(tmp_path, proved):
 
 def test_missing_trials_cannot_tell_and_report_is_written(tmp_path, proved):
     question = NeighbourhoodQuestion("neighbourhood", LAB)
-    question.read(Results(tmp_path / "none.jsonl", "x", 300))
+    question.read(Results(tmp_path / "none.jsonl", "x"))
     assert {verdict.state(0.05) for verdict in question.verdicts()} == {"cannot tell"}
     assert dict(question.figures()) == {}
     question, invented = invent(tmp_path, proved, {"resnet": 0.5})
@@ -127,6 +127,6 @@ def test_each_round_holds_both_sides_of_a_contrast():
     proof, first = question.rounds()[:2]
     assert proof == [question.proof_trial]  # the proof fits every budget
     permuted = [trial.settings["permutation"] is not None for trial in first]
-    assert permuted == [False, False, True, True]
+    assert permuted == [False] * 3 + [True] * 3
     trial_ids = {trial.trial_id("") for trials in question.trials.values() for trial in trials}
     assert trial_ids <= {trial.trial_id("") for trial in question.rounds()[-1]}

@@ -17,7 +17,7 @@ from vitrail.lab.trial_results import Results
 from vitrail.models.create import build
 from vitrail.models.families.lstm.model import sequence_order
 
-LAB = Lab(prepare(open_data("digits")), ("vit", "lstm"), (300, 1240), 2, 256)
+LAB = Lab(prepare(open_data("digits")), ("vit", "lstm"), (300, 1240), 3, 256)
 
 
 def test_recency_index_is_the_centre_of_mass():
@@ -123,13 +123,13 @@ def test_verdicts_fail_for_numbers_against(tmp_path, proved):
 
 def test_missing_trials_cannot_tell_and_report_is_written(tmp_path, proved):
     question = OrderQuestion("order", LAB)
-    question.read(Results(tmp_path / "none.jsonl", "x", 300))
+    question.read(Results(tmp_path / "none.jsonl", "x"))
     assert {verdict.state(0.05) for verdict in question.verdicts()} == {"cannot tell"}
     assert dict(question.figures()) == {}
     question, invented = invent(tmp_path, proved, {})
     question.read(invented.results)
     claims = write_report(tmp_path, LAB, {"order": question}, machines={}, commands=[])
-    assert claims["numbers"]["order"]["recency"]["raster"]["after"] == pytest.approx([0.7, 0.71])
+    assert claims["numbers"]["order"]["recency"]["raster"]["after"] == pytest.approx([0.7, 0.71, 0.72])
     assert (tmp_path / "figures" / "order-strength.svg").exists()
 
 

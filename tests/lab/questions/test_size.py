@@ -26,7 +26,7 @@ def test_verdict_needs_a_gain_of_both_doublings(tmp_path, deeper, wider, verdict
     question = SizeQuestion("size", digits_lab())
     states = states_with_results(question, tmp_path, accuracy({"deeper": deeper, "wider": wider}))
     assert states == {"C5": verdict, "C9": "reported"}
-    assert question.gap(("vit", "base", 100)) == pytest.approx(0.5, abs=0.01)
+    assert question.gap(("vit-base", 100)) == pytest.approx(0.5, abs=0.01)
 
 
 def test_verdicts_without_results_cannot_tell(tmp_path):

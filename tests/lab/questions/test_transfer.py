@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import vitrail
+from tests.fake_lab import validation_accuracy
 from vitrail.data.sources.registry import open_data
 from vitrail.lab.images import prepare
 from vitrail.lab.question import Lab
@@ -36,20 +37,27 @@ def test_halves_are_disjoint_and_complete():
 
 
 def add(results, trial, result):
-    resolved = trial if trial.settings["learning_rate"] is not None else trial.clone_with(learning_rate=3e-4)
-    for required in (*results.rate_trials(trial), resolved):
+    """Add the result of a trial, and the trials that choose its learning rate."""
+
+    def put(required):
         if not results.has(required):
-            results.add({"key": required.trial_id("x"), "cell": required.to_json(), "result": result, "measured": {}})
+            validation = {"validation_accuracy": validation_accuracy(required.settings["learning_rate"])}
+            record = {"cell": required.to_json(), "result": result | validation, "measured": {}}
+            results.add({"key": required.trial_id("x"), **record})
+
+    for rate_trial in results.rate_trials(trial):
+        put(rate_trial)
+    put(results.resolve(trial))
 
 
 @pytest.mark.parametrize(("sign", "state"), [(1, "supported"), (-1, "contradicted"), (0, "cannot tell")])
 def test_transfer_verdict_follows_few_shot_accuracy(tmp_path, sign, state):
-    results, question = Results(tmp_path / "r.jsonl", "x", 100), TransferQuestion("transfer", LAB)
+    results, question = Results(tmp_path / "r.jsonl", "x"), TransferQuestion("transfer", LAB)
     generator = np.random.default_rng(0)
     for (_, _, count), trials in question.trials.items():
         for trial in trials:
             share = 0.5 + sign * 0.3 * (count == 300) + generator.normal(0, 0.01)
-            add(results, trial, {"fewshot": share, "finetuned": share, "validation_accuracy": 0.5})
+            add(results, trial, {"fewshot": share, "finetuned": share})
     question.read(results)
     states = {verdict.claim: verdict.state(0.05) for verdict in question.verdicts()}
     assert states == {"C6": state, "C28": "reported"}
@@ -61,7 +69,7 @@ def test_transfer_verdict_follows_few_shot_accuracy(tmp_path, sign, state):
 @pytest.mark.parametrize("question_class", [TransferQuestion, SelfSupervisionQuestion])
 def test_verdicts_without_results_cannot_tell(tmp_path, question_class):
     question = question_class("name", LAB)
-    question.read(Results(tmp_path / "r.jsonl", "x", 100))
+    question.read(Results(tmp_path / "r.jsonl", "x"))
     assert {verdict.state(0.05) for verdict in question.verdicts()} <= {"cannot tell", "reported"}
     assert "Nothing was run" in question.html(dict(question.figures()))
 
@@ -106,12 +114,12 @@ def test_probe_layer_is_chosen_by_validation_images(tmp_path, monkeypatch):
 
 
 def test_self_supervision_verdict_follows_the_probes(tmp_path):
-    results, question = Results(tmp_path / "r.jsonl", "x", 100), SelfSupervisionQuestion("self", LAB)
+    results, question = Results(tmp_path / "r.jsonl", "x"), SelfSupervisionQuestion("self", LAB)
     generator = np.random.default_rng(0)
     for (_, is_trained), trials in question.trials.items():
         for trial in trials:
             right = generator.random(2000) < (0.6 if is_trained else 0.5)
-            result = {"accuracy": float(right.mean()), "right": pack(right), "count": 2000, "validation_accuracy": 0.5}
+            result = {"accuracy": float(right.mean()), "right": pack(right), "count": 2000}
             add(results, trial, result)
     question.read(results)
     (verdict,) = question.verdicts()
