@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from vitrail.api.parameters import BundleOnDisk, Device, as_pair, command, file_flag, resolution_flag
+from vitrail.api.parameters import BundleOnDisk, Device, Licence, as_pair, command, file_flag, resolution_flag
 from vitrail.api.results import Report, Rows
+from vitrail.bundles.card import check_licence
 from vitrail.bundles.catalogue import list_published
 from vitrail.bundles.formats.registry import FORMATS, written_formats
 from vitrail.core.errors import UsageError
@@ -70,6 +71,7 @@ def convert(
     sha256: Annotated[
         str | None, flag("Expected SHA-256 of the file of weights.", metavar="HEX", group=_VERIFICATION)
     ] = None,
+    licence: Licence = None,
     force: Annotated[bool, flag("Overwrite DST if vitrail wrote it.")] = False,
 ) -> Report:
     """Convert weights from and to the formats of other libraries.
@@ -99,6 +101,7 @@ def convert(
             images=list(test_images),
             force=force,
             sha256=sha256,
+            licence=None if licence is None else check_licence(licence),
         )
     )
 
