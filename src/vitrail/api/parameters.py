@@ -75,7 +75,7 @@ DataOnDisk = Annotated[str | Path, _data()]
 Corrections = Annotated[
     str | Path | None,
     file_flag(
-        "A .csv file of file,label whose labels replace those of DATA, as a page of `evaluate` or `predict` writes it."
+        "A .csv file of file,label whose labels replace those of DATA, as pages of `evaluate` and `predict` save it."
         " An empty label leaves the image out."
     ),
 ]
