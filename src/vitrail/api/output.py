@@ -187,6 +187,15 @@ def show_conversion(report: Report, arguments: CliArguments) -> None:
     return print_json(report.to_json()) if arguments.json else print_conversion(report)
 
 
+def show_renamed(report: Report, arguments: CliArguments) -> None:
+    """Print the old and new names of labels, and the path of the bundle."""
+    if arguments.json:
+        return print_json(report.to_json())
+    print_table(("label", "new name"), [list(names) for names in report["renamed"].items()])
+    sys.stdout.write("\n")
+    return print_table(None, [["bundle", report["bundle"]]])
+
+
 def show_bench(report: Report, arguments: CliArguments) -> None:
     """Print the measurements of every engine."""
     for row in report["left_out"]:
