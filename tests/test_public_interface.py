@@ -96,7 +96,7 @@ def test_assigned_head_changes_the_number_of_classes_only_if_it_fits():
         (torch.nn.Linear(64, 3), 3),
         (torch.nn.Linear(63, 5), 3),
         (torch.nn.Sequential(torch.nn.Linear(64, 7)), 7),
-        (torch.nn.Sequential(torch.nn.Linear(64, 9), torch.nn.Flatten()), 7),
+        (torch.nn.Sequential(torch.nn.Linear(64, 9), torch.nn.Flatten()), 9),
         (torch.nn.Identity(), 0),
     ):
         model.head = head

@@ -62,6 +62,8 @@ vitrail.runs(["a", "b"], page="pages").to_json()
 vitrail.runs()  # wrong
 vitrail.convert("deit-ti16.in1k", "deit", verify=False)["proofs"]
 vitrail.convert("deit-ti16.in1k")  # wrong
+vitrail.rename("deit", {"cat": "dog"}, output="dogs")["labels"]
+vitrail.rename("deit")  # wrong
 vitrail.export("deit", "out", to="onnx", batch=8)
 vitrail.export("deit", "out")  # wrong
 vitrail.export("deit", "out", to="onnx", bach=8)  # wrong

@@ -8,7 +8,8 @@
     vitrail.Classifier(path).predict(images)    predictions of a bundle
     vitrail.look(model, images)                 record activations and attention
     vitrail.train(data, "ViT-S/16", epochs=20)  the commands as functions: also finetune, evaluate, predict, inspect,
-                                                explain, runs, doctor, compare, weights, convert, export, bench
+                                                explain, runs, doctor, compare, weights, convert, rename, export,
+                                                bench
     vitrail.faces.enroll(...)                   face recognition: the commands of `vitrail faces`
 
 `import vitrail` is fast: torch is imported at the first use of one of these names.
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitrail import faces as faces
-    from vitrail.api.delivery import bench, convert, export, weights
+    from vitrail.api.delivery import bench, convert, export, rename, weights
     from vitrail.api.insights import compare, explain, inspect
     from vitrail.api.predictions import evaluate, predict
     from vitrail.api.training_commands import doctor, finetune, runs, train
@@ -52,6 +53,7 @@ __all__ = [
     "load",
     "look",
     "predict",
+    "rename",
     "runs",
     "save",
     "train",
@@ -59,7 +61,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "vitrail.api.delivery": ("bench", "convert", "export", "weights"),
+    "vitrail.api.delivery": ("bench", "convert", "export", "rename", "weights"),
     "vitrail.api.insights": ("compare", "explain", "inspect"),
     "vitrail.api.predictions": ("evaluate", "predict"),
     "vitrail.api.training_commands": ("doctor", "finetune", "runs", "train"),

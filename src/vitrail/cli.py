@@ -24,7 +24,7 @@ from vitrail import __version__
 from vitrail.api.commands import COMMANDS, Command, Group
 from vitrail.api.help import format_command_help, format_data_help, format_overview
 from vitrail.api.output import CliArguments
-from vitrail.core.errors import UsageError, VitrailError, did_you_mean, first_line, library_memory_error
+from vitrail.core.errors import VitrailError, did_you_mean, first_line, library_memory_error
 from vitrail.core.language import find_language, messages_in
 from vitrail.core.memory import describe_allocation_failure, is_allocation_failure
 from vitrail.core.other_tools import OTHER_COMMANDS, our_names
@@ -50,54 +50,46 @@ def main(arguments: Sequence[str] | None = None) -> None:
     is_debugging = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"] or ["--help"]
     _prepare_streams()
-    try:
-        language = find_language(os.environ)
-    except UsageError as error:
-        _exit_with_message(str(error), error.exit_code)
     if _find_program(arguments).arguments[0] in _COMPUTING_COMMANDS:
         _share_processors()
-    with messages_in(language):
-        _run(arguments, typed, is_debugging=is_debugging)
-
-
-def _run(arguments: list[str], typed: str, *, is_debugging: bool) -> None:
-    """Run one command. An exception becomes a message of one line and an exit code."""
-    try:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                signal.signal(number, lambda number, _: sys.exit(128 + number))
-        if arguments[0] == "--version":
-            sys.stdout.write(f"vitrail {__version__}\n")
-        else:
-            command, values = _parse(arguments)
-            _run_command(command, values, typed)
-        sys.stdout.flush()
-    except VitrailError as error:
-        if is_debugging:
-            traceback.print_exc()
-        _exit_with_message(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        _exit_with_message("interrupted", 130)
-    except BrokenPipeError:
-        # The reader has closed the pipe (`| head`).
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the buffer must not be flushed at exit
-        sys.exit(0)
-    except Exception as error:
-        if is_debugging:
-            traceback.print_exc()
-        if (memory_error := library_memory_error(error)) is not None:
-            _exit_with_message(str(memory_error), memory_error.exit_code)
-        if isinstance(error, OSError) and error.strerror:
-            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
-            _exit_with_message(f"{error.filename or 'Standard output'} cannot be used ({error.strerror}).", 1)
-        if is_allocation_failure(error):
-            name = " ".join(arguments[:2]) if arguments[0] == "faces" else arguments[0]
-            advice = _MEMORY_ADVICE.get(name, "Use a smaller model or a lower resolution, or close other programs.")
-            _exit_with_message(
-                f"Memory must be enough for `vitrail {name}`: {describe_allocation_failure(error)}. {advice}", 1
-            )
-        # Last resort: any exception that reaches this line is a bug.
-        _exit_with_message(f"internal error ({type(error).__name__}): {first_line(error)} (--debug shows where)", 1)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(messages_in(find_language(os.environ)))
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                    signal.signal(number, lambda number, _: sys.exit(128 + number))
+            if arguments[0] == "--version":
+                sys.stdout.write(f"vitrail {__version__}\n")
+            else:
+                command, values = _parse(arguments)
+                _run_command(command, values, typed)
+            sys.stdout.flush()
+        except VitrailError as error:
+            if is_debugging:
+                traceback.print_exc()
+            _exit_with_message(str(error), error.exit_code)
+        except KeyboardInterrupt:
+            _exit_with_message("interrupted", 130)
+        except BrokenPipeError:
+            # The reader has closed the pipe (`| head`).
+            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the buffer must not be flushed at exit
+            sys.exit(0)
+        except Exception as error:
+            if is_debugging:
+                traceback.print_exc()
+            if (memory_error := library_memory_error(error)) is not None:
+                _exit_with_message(str(memory_error), memory_error.exit_code)
+            if isinstance(error, OSError) and error.strerror:
+                sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+                _exit_with_message(f"{error.filename or 'Standard output'} cannot be used ({error.strerror}).", 1)
+            if is_allocation_failure(error):
+                name = " ".join(arguments[:2]) if arguments[0] == "faces" else arguments[0]
+                advice = _MEMORY_ADVICE.get(name, "Use a smaller model or a lower resolution, or close other programs.")
+                _exit_with_message(
+                    f"Memory must be enough for `vitrail {name}`: {describe_allocation_failure(error)}. {advice}", 1
+                )
+            # Last resort: any exception that reaches this line is a bug.
+            _exit_with_message(f"internal error ({type(error).__name__}): {first_line(error)} (--debug shows where)", 1)
 
 
 def _prepare_streams() -> None:

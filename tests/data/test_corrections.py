@@ -14,6 +14,7 @@ import vitrail
 from vitrail.core.errors import UsageError
 from vitrail.data.corrections import correct_labels
 from vitrail.data.sources.registry import CorrectedData, data_arguments, open_data
+from vitrail.faces.people import split_people
 
 NAMES = ("a b#1%.png", "개미.png", '=1+1,"q".png', "two\nlines.png", os.fsdecode(b"caf\xe9.png"), "6.png")
 
@@ -171,3 +172,14 @@ def test_evaluate_finds_held_out_images_of_corrected_data_again(call, photos):
     assert (evaluation.split, evaluation.accuracy) == ("held-out", run.accuracy)
     tuned = vitrail.finetune("run/bundle", "photos", steps=1, batch=8, corrections=path)
     assert tuned.bundle.provenance["corrections"]["changed"] == 1
+
+
+def test_people_are_split_by_corrected_labels(photos):
+    shutil.copytree(photos / "ant", photos / "fly")
+    people = write("ant\nbee\n", "people.txt")
+    path = write("ant/6.png,-wasp\n-wasp/개미.png,bee\nfly/6.png,\n")
+    dataset = vitrail.doctor("photos", people=people, corrections=path).dataset
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 12, "test": 11}
+    dataset, _, _ = split_people(CorrectedData("photos", path), people=people, test=0.5, validation=0, seed=0)
+    assert "photos/ant/6.png" in dataset.splits["test"].images
+    assert "photos/-wasp/개미.png" in dataset.splits["train"].images

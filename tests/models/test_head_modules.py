@@ -128,18 +128,77 @@ def test_a_head_that_is_not_described_is_refused_by_name(tmp_path):
         vitrail.save(bundle, tmp_path / "bundle")
 
 
-def test_a_model_with_an_mlp_head_is_trained_evaluated_and_exported(tmp_path):
-    images = np.random.default_rng(0).integers(0, 255, (60, 8, 8, 1), dtype=np.uint8)
+class OwnHead(nn.Module):
+    """A head that a configuration cannot describe: it adds two branches."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(WIDTH, classes), nn.Sequential(nn.Dropout(), nn.Linear(WIDTH, classes))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.left(features) + self.right(features)
+
+
+def test_a_head_of_ones_own_is_used_and_sets_the_number_of_classes(tmp_path):
+    model = vitrail.create("ViT-Pico/2", classes=10)
+    head = OwnHead(3).train()
+    head.left.eval()
+    model.head = head
+    assert (model.config.classes, model.config.head_layers) == (3, "")
+    assert [module.training for module in head.modules()] == [True, False, True, True, True]
+    model.eval()
+    images = np.random.default_rng(0).integers(0, 255, (6, 8, 8), dtype=np.uint8)
+    preprocess = vitrail.Preprocess(resolution=(8, 8), mean=(0.5,), std=(0.5,))
+    bundle = vitrail.Bundle(model=model, preprocess=preprocess, labels=("a", "b", "c"))
+    predictions = vitrail.Classifier(bundle).predict(images)
+    expected = head(model.features(preprocess(list(images)))).softmax(dim=1)
+    for prediction, row in zip(predictions, expected, strict=True):
+        assert prediction.score == pytest.approx(row.max().item(), abs=1e-5)
+    with pytest.raises(UsageError, match=r"Head must be layers of torch.nn .* got OwnHead"):
+        vitrail.save(bundle, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+    before = model.config
+    model.head = nn.Linear(WIDTH + 1, 7)  # of another width
+    assert model.config is before
+    model.head = nn.Flatten(0)  # not one row per image
+    assert model.config is before
+
+
+@pytest.mark.parametrize(
+    ("settings", "layers"),
+    [
+        ({"model.head_layers": "Linear(16), BatchNorm1d(), GELU(), Dropout(0.1), Linear(classes)"}, 1),
+        ({"model.distilled": True, "model.registers": 1}, 2),
+    ],
+    ids=["mlp", "distilled"],
+)
+def test_a_model_with_a_custom_head_is_trained_saved_evaluated_and_exported(tmp_path, settings, layers):
+    shades = np.random.default_rng(0).integers(0, 80, (60, 8, 8, 1), dtype=np.uint8)
     labels = np.arange(60) % 3
-    settings = {"model.head_layers": "Linear(16), GELU(), Linear(classes)"}
-    result = vitrail.train((images, labels), "ViT-Pico/2", steps=5, batch=16, settings=settings, quiet=True)
-    assert result.bundle.model.head[0].out_features == 16
+    images = shades + (80 * labels).astype(np.uint8)[:, None, None, None]
+    result = vitrail.train(
+        (images, labels), "ViT-Pico/2", epochs=30, batch=16, lr=0.003, settings={**settings, "holdout": 0}, quiet=True
+    )
+    assert len(result.bundle.model.output_layers()) == layers
+    for layer in result.bundle.model.output_layers():
+        assert layer.weight.any()
     vitrail.save(result.bundle, tmp_path / "bundle")
-    assert vitrail.evaluate(tmp_path / "bundle", (images, labels)).count > 0
-    vitrail.export(tmp_path / "bundle", tmp_path / "onnx", to="onnx")
-    for engine in ("torch", "onnx"):
-        predictions = vitrail.predict(tmp_path / "bundle", images[:4], engine=engine)
-        assert len({prediction.label for prediction in predictions}) >= 1
+    loaded = vitrail.load(tmp_path / "bundle")
+    assert loaded.model.config == result.bundle.model.config
+    pixels = loaded.preprocess(list(images))
+    for name, tensor in result.bundle.model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], tensor)
+    torch.testing.assert_close(loaded.model(pixels), result.bundle.model.eval()(pixels), rtol=0, atol=1e-5)
+    assert vitrail.evaluate(loaded, (images, labels)).accuracy > 0.9
+    proof = vitrail.export(tmp_path / "bundle", tmp_path / "onnx", to="onnx")
+    assert proof["same_answers"] == proof["pictures"]
+    torch_predictions, onnx_predictions = (
+        vitrail.predict(tmp_path / "bundle", images, engine=engine) for engine in ("torch", "onnx")
+    )
+    for ours, theirs in zip(torch_predictions, onnx_predictions, strict=True):
+        assert ours.label == theirs.label
+        assert ours.score == pytest.approx(theirs.score, abs=1e-4)
+    assert np.mean([int(ours.label) for ours in torch_predictions] == labels) > 0.9
 
 
 def test_norms_after_the_last_linear_layer_are_refused():

@@ -96,6 +96,7 @@ COMMANDS: dict[str, Command | Group] = {
     "explain": Command(insights.explain, output.show_explain, open="Open the page in a browser."),
     "weights": Command(delivery.weights, output.show_weights, _JSON),
     "convert": Command(delivery.convert, output.show_conversion, _JSON),
+    "rename": Command(delivery.rename, output.show_renamed, _JSON),
     "bench": Command(delivery.bench, output.show_bench, _JSON),
     "export": Command(delivery.export, output.show_export, _JSON),
     "compare": Command(insights.compare, output.show_comparison, _JSON),

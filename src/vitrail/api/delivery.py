@@ -1,11 +1,21 @@
-"""The commands `convert`, `export`, `bench` and `weights`, about models of other libraries and runtimes."""
+"""The commands `convert`, `rename`, `export`, `bench` and `weights`, about bundles and other libraries and runtimes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from vitrail.api.parameters import BundleOnDisk, Device, as_pair, command, file_flag, resolution_flag
+from vitrail.api.parameters import (
+    BundleOnDisk,
+    Device,
+    Licence,
+    as_pair,
+    command,
+    file_flag,
+    folder_flag,
+    resolution_flag,
+)
 from vitrail.api.results import Report, Rows
+from vitrail.bundles.card import check_licence
 from vitrail.bundles.catalogue import list_published
 from vitrail.bundles.formats.registry import FORMATS, written_formats
 from vitrail.core.errors import UsageError
@@ -70,6 +80,7 @@ def convert(
     sha256: Annotated[
         str | None, flag("Expected SHA-256 of the file of weights.", metavar="HEX", group=_VERIFICATION)
     ] = None,
+    licence: Licence = None,
     force: Annotated[bool, flag("Overwrite DST if vitrail wrote it.")] = False,
 ) -> Report:
     """Convert weights from and to the formats of other libraries.
@@ -99,8 +110,42 @@ def convert(
             images=list(test_images),
             force=force,
             sha256=sha256,
+            licence=None if licence is None else check_licence(licence),
         )
     )
+
+
+@command
+def rename(
+    bundle: BundleOnDisk,
+    names: Annotated[
+        Mapping[str, str] | Iterable[str],
+        argument(
+            "Labels to rename, such as 3=cat 'old name=new name'. Swaps (a=b b=a) are possible.",
+            metavar="OLD=NEW",
+            cli_type=tuple[str, ...],
+            python='In Python as {"3": "cat"}, or as texts.',
+        ),
+    ],
+    *,
+    output: Annotated[
+        str | Path | None, folder_flag("Write a renamed copy to this folder; default: change BUNDLE.")
+    ] = None,
+    force: Annotated[bool, flag("Overwrite DIR if vitrail wrote it.")] = False,
+) -> Report:
+    """Rename labels of a bundle.
+
+    The weights stay the same bytes, and the bundle keeps its scores. The bundle is replaced atomically.
+
+        >>> report = vitrail.rename("fashion", {"Bag": "Handbag"}, output="clothes")
+        >>> report["labels"][:2], vitrail.load("clothes").provenance["scores"]["accuracy"]
+        (['Ankle boot', 'Handbag'], 0.9297)
+    """
+    from vitrail.bundles.rename import rename_labels
+
+    folder = None if output is None else Path(output)
+    renamed, labels = rename_labels(bundle, names, folder, force=force)
+    return Report(bundle=str(bundle if folder is None else folder), renamed=renamed, labels=list(labels))
 
 
 @command

@@ -12,8 +12,9 @@ from PIL import Image
 from vitrail.api.output import print_run
 from vitrail.bundles.bundle import Bundle, load
 from vitrail.core.errors import MissingError, VitrailError
+from vitrail.core.language import localise
 from vitrail.core.settings import check_integer
-from vitrail.core.terminal import say
+from vitrail.core.terminal import display_width, say
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.registry import open_data
@@ -82,7 +83,8 @@ def _run_lab(output: Path) -> None:
         _print(f"left out: {error}")
         return
     for claim in report["claims"]:
-        _print(f"{claim['id']:>5}  {claim['verdict']:12}  {claim['claim']}")
+        verdict, sentence = (localise(claim[name], "claims") for name in ("verdict", "claim"))
+        _print(f"{claim['id']:>5}  {verdict}{' ' * (12 - display_width(verdict))}  {sentence}")
     _print(f"report: {output / 'index.html'}")
     _print(f"more:   vitrail compare digits --output {output} --budget 5m")
 
@@ -96,9 +98,11 @@ def _print_predictions(bundle: Bundle, split: Split, figure: Path) -> None:
     _write_attention_figure(bundle, split, is_correct, figure)
     width = max(map(len, ("prediction", *labels)))
     correct, mistakes = np.flatnonzero(is_correct), np.flatnonzero(~is_correct)
-    _print(f"{len(correct)} of {len(is_correct)} correct\n{'image':>{width}}  {'prediction':>{width}}  score")
+    _print(f"{len(correct)} of {len(is_correct)} correct")
+    image, prediction, score = (localise(name, "headings") for name in ("image", "prediction", "score"))
+    _print(f"{_align_right(image, width)}  {_align_right(prediction, width)}  {score}")
     for index in [*correct[:: max(len(correct) // 6, 1)][:6], *mistakes[:10]]:
-        mark = "" if is_correct[index] else "   <- wrong"
+        mark = "" if is_correct[index] else f"   <- {localise('wrong', 'cells')}"
         best = predictions[index]
         _print(f"{truth[index]:>{width}}  {best.label:>{width}}  {best.score:.3f}{mark}")
     _print(f"attention of [CLS]: {figure}")
@@ -138,5 +142,10 @@ def _write_attention_figure(bundle: Bundle, held_out: Split, is_correct: np.ndar
         raise VitrailError(f"Writing {str(path)!r} failed ({error.strerror}).") from None
 
 
-def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
+def _align_right(text: str, width: int) -> str:
+    return " " * (width - display_width(text)) + text
+
+
+def _print(text: str) -> None:
+    """Print lines in the language of the command line."""
+    sys.stdout.write("".join(f"{localise(line)}\n" for line in text.split("\n")))

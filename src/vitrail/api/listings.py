@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from vitrail.api.parameters import as_pair, command, resolution_flag
 from vitrail.api.results import Report, Rows
-from vitrail.bundles.folder import find_config
+from vitrail.bundles.folder import find_config, find_licence
 from vitrail.core.errors import UsageError, did_you_mean
 from vitrail.core.flags import argument, flag
 from vitrail.models import zoo
@@ -48,7 +48,8 @@ def info(
 ) -> Report:
     """Show the size and cost of a model.
 
-    The numbers are computed from its configuration; no weights are loaded.
+    The numbers are computed from its configuration; no weights are loaded. For a bundle or a public checkpoint, the
+    licence of the weights is shown, too.
     """
     config = find_config(model)
     changes: dict[str, Any] = {
@@ -58,7 +59,10 @@ def info(
         "pool": pool,
         "representation": representation,
     }
-    return Report(config.replace(**{key: value for key, value in changes.items() if value is not None}).info())
+    report = Report(config.replace(**{key: value for key, value in changes.items() if value is not None}).info())
+    if (licence := find_licence(model)) is not None:
+        report["licence"] = licence
+    return report
 
 
 @command

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitrail.api.results import Report, Rows
+from vitrail.core.language import localise
 from vitrail.core.terminal import (
     escape_unprintable,
     format_cell,
     format_duration,
     format_setting,
     print_json,
+    print_line,
     print_table,
     say,
 )
@@ -44,7 +46,7 @@ def _print_page_path(folder: Path | str) -> None:
 
 
 def _print_report_path(folder: Path | str) -> None:
-    sys.stdout.write(f"report  {escape_unprintable(str(Path(folder) / 'index.html'))}\n")
+    print_line(f"report  {Path(folder) / 'index.html'}")
 
 
 def _open_in_browser(page: Path) -> None:
@@ -116,9 +118,10 @@ def show_doctor(diagnosis: "Diagnosis", arguments: CliArguments) -> None:
         rows = [["data", arguments.values["data"]], ["images", counts], ["classes", f"{len(dataset.labels):,}"]]
         print_table(None, rows)
         for lines in format_findings(diagnosis.findings, dataset.root):
-            sys.stdout.write("\n" + "\n    ".join(escape_unprintable(line) for line in lines) + "\n")
+            sys.stdout.write("\n" + "\n    ".join(escape_unprintable(localise(line)) for line in lines) + "\n")
         if not diagnosis.findings:
-            sys.stdout.write("\nno problems found\n")
+            sys.stdout.write("\n")
+            print_line("no problems found")
     if diagnosis.errors:
         sys.exit(1)
 
@@ -184,6 +187,15 @@ def show_conversion(report: Report, arguments: CliArguments) -> None:
     return print_json(report.to_json()) if arguments.json else print_conversion(report)
 
 
+def show_renamed(report: Report, arguments: CliArguments) -> None:
+    """Print the old and new names of labels, and the path of the bundle."""
+    if arguments.json:
+        return print_json(report.to_json())
+    print_table(("label", "new name"), [list(names) for names in report["renamed"].items()])
+    sys.stdout.write("\n")
+    return print_table(None, [["bundle", report["bundle"]]])
+
+
 def show_bench(report: Report, arguments: CliArguments) -> None:
     """Print the measurements of every engine."""
     for row in report["left_out"]:
@@ -210,7 +222,10 @@ def show_comparison(report: Report, arguments: CliArguments) -> None:
     if arguments.json:
         return print_json(report.to_json())
     if "claims" in report:
-        rows = [[claim["id"], claim["verdict"], claim["question"], claim["rule"]] for claim in report["claims"]]
+        rows = [
+            [claim["id"], localise(claim["verdict"], "claims"), claim["question"], localise(claim["rule"], "claims")]
+            for claim in report["claims"]
+        ]
         print_table(("claim", "verdict", "question", "decided by"), rows)
     else:
         bundles = report["bundles"]
@@ -230,8 +245,10 @@ def _format_measure(measure: dict[str, Any] | None) -> str:
 
 def print_run(sentence: str | None, folder: Path) -> None:
     """Print the scores of a finished run and its folder."""
-    lines = [f"model   {folder / 'bundle'}", f"report  {folder / 'report.html'}"]
-    sys.stdout.write("".join(f"{escape_unprintable(line)}\n" for line in ([sentence] if sentence else []) + lines))
+    if sentence:
+        print_line(sentence)
+    print_line(f"model   {folder / 'bundle'}")
+    print_line(f"report  {folder / 'report.html'}")
 
 
 def print_bench(report: dict[str, Any]) -> None:
@@ -241,22 +258,24 @@ def print_bench(report: dict[str, Any]) -> None:
     rows = []
     for row in report["ways"]:
         sizes = [f"{row['memory'] / 1e6:,.0f}", f"{row['size'] / 1e6:,.1f}"]
-        same = f"{row['same']:,} of {row['images']:,}" if "same" in row else "-"
+        same = localise(f"{row['same']:,} of {row['images']:,}", "cells") if "same" in row else "-"
         cells = [f"{row['images_per_second']:,.1f}", f"{row['start_seconds']:.2f}", *sizes, same]
         if has_accuracy:
             low, high = row.get("accuracy_interval", (0, 0))
             is_measured = "accuracy" in row
-            cells.append(f"{row['accuracy']:.1%} ({low:.1%} to {high:.1%})" if is_measured else "-")
+            cells.append(f"{row['accuracy']:.1%} ({format_interval(low, high, 1)})" if is_measured else "-")
             pair = f"{row['only_this']} against {row['only_float32']}, p = {row['p_value']:.2g}" if is_measured else "-"
             cells.append(pair)
         rows.append([row["engine"], row["precision"], *cells])
     accuracy_headers = ["accuracy", "right only with it, only with float32"] if has_accuracy else []
     print_table([*headers, *accuracy_headers], rows)
     if dependent := [f"{row['engine']} {row['precision']}" for row in report["ways"] if row["depends_on_batch"]]:
-        sys.stdout.write(f"\n{', '.join(dependent)}: a prediction may depend on the other images of its batch\n")
+        sys.stdout.write("\n")
+        print_line(f"{', '.join(dependent)}: a prediction may depend on the other images of its batch")
     workload = report["load"]
-    about = f"batches of {workload['batch']}, {workload['callers']} threads, predictions on {report['data']}"
-    sys.stdout.write(f"\n{escape_unprintable(about)}\n{escape_unprintable(report['machine'])}\n")
+    sys.stdout.write("\n")
+    print_line(f"batches of {workload['batch']}, {workload['callers']} threads, predictions on {report['data']}")
+    print_line(report["machine"])
 
 
 def print_scores(scores: dict[str, Any]) -> None:
@@ -290,7 +309,7 @@ def print_scores(scores: dict[str, Any]) -> None:
         sys.stdout.write("\n")
         rows = [[f"{row['shots']}", f"{row['train_count']:,}", *_mean_cells(row)] for row in scores["shots"]]
         rows.append(
-            ["all", f"{scores['train_count']:,}", f"{scores['accuracy']:.2%}", f"{low:.2%} to {high:.2%} (Wilson)"]
+            ["all", f"{scores['train_count']:,}", f"{scores['accuracy']:.2%}", f"{format_interval(low, high)} (Wilson)"]
         )
         print_table(("of each class", "images", "accuracy", f"95 % interval ({scores['seeds']} draws)"), rows)
     sys.stdout.write("\n")
@@ -339,7 +358,12 @@ def _format_share(value: float | None) -> str:
 
 def _mean_cells(row: dict[str, Any]) -> list[str]:
     interval = row["accuracy_interval"]
-    return [f"{row['accuracy']:.2%}", "-" if interval is None else f"{interval[0]:.2%} to {interval[1]:.2%}"]
+    return [f"{row['accuracy']:.2%}", "-" if interval is None else format_interval(*interval)]
+
+
+def format_interval(low: float, high: float, digits: int = 2) -> str:
+    """Return an interval of shares as percentages."""
+    return localise(f"{low:.{digits}%} to {high:.{digits}%}", "cells")
 
 
 _MAX_PAIRS = 10
@@ -352,7 +376,7 @@ def print_runs(comparison: dict[str, Any]) -> None:
         accuracy, interval, images = "-", "-", "-"
         if run["accuracy"] is not None:
             low, high = run["accuracy_interval"]
-            accuracy, interval = f"{run['accuracy']:.1%}", f"{low:.1%} to {high:.1%}"
+            accuracy, interval = f"{run['accuracy']:.1%}", format_interval(low, high, 1)
             images = f"{run['count']:,} {run['split']}"
         steps = f"{run['steps']:,}{'' if run['finished'] else ' (unfinished)'}"
         time = "-" if run["seconds"] is None else format_duration(run["seconds"])
@@ -367,9 +391,11 @@ def print_runs(comparison: dict[str, Any]) -> None:
         best_run = comparison["runs"][0]["name"]
         best_pairs = [pair for pair in pairs if best_run in (pair["one"], pair["other"])]
         printed_pairs = pairs if len(pairs) <= _MAX_PAIRS else best_pairs
-        sys.stdout.write("\n" + "".join(f"{escape_unprintable(pair['sentence'])}\n" for pair in printed_pairs))
+        sys.stdout.write("\n")
+        for pair in printed_pairs:
+            print_line(pair["sentence"])
         if len(printed_pairs) < len(pairs):
-            sys.stdout.write(f"({len(pairs):,} pairs in total; --json and --page show all)\n")
+            print_line(f"({len(pairs):,} pairs in total; --json and --page show all)")
     sys.stdout.write("\n")
 
 

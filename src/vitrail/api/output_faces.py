@@ -4,9 +4,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vitrail.api.output import CliArguments, say_notes
+from vitrail.api.output import CliArguments, format_interval, say_notes
 from vitrail.api.results import Report, Rows
 from vitrail.core.errors import CorruptFileError
+from vitrail.core.language import localise
 from vitrail.core.terminal import escape_unprintable, print_json, print_table, say
 
 
@@ -95,9 +96,9 @@ def show_calibrated(report: Report, arguments: CliArguments) -> None:
         result = report[name]
         low, high = result["interval"]
         unit = "pairs" if name == "verify" else f"images, {_format_people(result['gallery_people'])} enrolled"
-        measured = f"{result['errors']:,} of {result['trials']:,} {unit}"
+        measured = localise(f"{result['errors']:,} of {result['trials']:,} {unit}", "cells")
         rows.append(
-            [name, f"{result['threshold']:.4f}", measured, f"{low:.2%} to {high:.2%}", _format_percent(result["tar"])]
+            [name, f"{result['threshold']:.4f}", measured, format_interval(low, high), _format_percent(result["tar"])]
         )
     return print_table(("task", "threshold", "false accepts in DATA", "95 % interval", "true accepts"), rows)
 
@@ -112,8 +113,8 @@ def _format_percent(share: float | None) -> str:
 
 def _format_rate(value: float | None, interval: Sequence[float] | None) -> str:
     if value is None:
-        return "not enough data"
-    return f"{value:.2%}" if interval is None else f"{value:.2%} ({interval[0]:.2%} to {interval[1]:.2%})"
+        return localise("not enough data", "cells")
+    return f"{value:.2%}" if interval is None else f"{value:.2%} ({format_interval(interval[0], interval[1])})"
 
 
 def _say_no_threshold(task: str) -> None:
@@ -133,7 +134,7 @@ def _threshold_rows(report: dict[str, Any]) -> list[list[str]]:
 
 def _format_identity(row: dict[str, Any]) -> str:
     if "error" in row:
-        return f"error: {escape_unprintable(row['error'])}"
+        return escape_unprintable(localise(f"error: {row['error']}"))
     candidates = ", ".join(
         f"{escape_unprintable(candidate['name'])} {candidate['score']:.4f}" for candidate in row["candidates"]
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vitrail.api.output import CliArguments
 from vitrail.core.errors import CorruptFileError
+from vitrail.core.language import localise
 from vitrail.core.terminal import display_width, escape_unprintable, print_json, print_table, terminal_width
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def prediction_table(
             return
         best, *rest = [f"{label} {score:.3f}" for label, score in prediction.classes] or [blank]
         if prediction.error is not None:
-            best, rest = f"error: {prediction.error}", []
+            best, rest = localise(f"error: {prediction.error}"), []
         row = ""
         for cell, width in ((prediction.file, file_width), (best, label_width)):
             text = escape_unprintable(cell)

@@ -75,7 +75,7 @@ DataOnDisk = Annotated[str | Path, _data()]
 Corrections = Annotated[
     str | Path | None,
     file_flag(
-        "A .csv file of file,label whose labels replace those of DATA, as a page of `evaluate` or `predict` writes it."
+        "A .csv file of file,label whose labels replace those of DATA, as pages of `evaluate` and `predict` save it."
         " An empty label leaves the image out."
     ),
 ]
@@ -127,6 +127,14 @@ Resume = Annotated[
         read=bool,
     ),
 ]
+Licence = Annotated[
+    str | None,
+    flag(
+        "Licence of the weights, such as cc-by-4.0, for the bundle and its card. Default: that of the data or of the"
+        " source, if known.",
+        metavar="TEXT",
+    ),
+]
 RecordedCommand = Annotated[str, python_only("Command to record in the result; by default this call.", default="")]
 
 
@@ -171,6 +179,7 @@ class RunKeywords(RunOptions, total=False):
             python="None: no files are kept.",
         ),
     ]
+    licence: Licence
     resume: Resume
     force: Annotated[bool, flag("Overwrite RUN if vitrail wrote it.", default=False)]
     callback: Annotated[

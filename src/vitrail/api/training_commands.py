@@ -22,6 +22,7 @@ from vitrail.api.parameters import (
     folder_flag,
     resolution_flag,
 )
+from vitrail.bundles.card import check_licence
 from vitrail.bundles.folder import check_folder
 from vitrail.core.errors import CorruptImageError, UsageError
 from vitrail.core.files import check_output
@@ -208,6 +209,7 @@ def prepare_run(recipe: Recipe, keywords: RunKeywords, settings: Mapping[str, An
         "quiet": _is_quiet(values.get("quiet")),
         "command": values.get("command", ""),
         "callback": values.get("callback"),
+        "licence": None if values.get("licence") is None else check_licence(values["licence"]),
     }
     return RunSetup(changed_recipe, options, values.get("corrections"), values.get("output"), passed)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from vitrail.core.errors import UsageError
 from vitrail.core.settings import pluralise
 from vitrail.models.config import ModelConfig
 
@@ -16,6 +17,18 @@ _LICENCES = re.compile(
     r"apache-2\.0|mit|bsd(-[23]-clause)?|isc|cc0-1\.0|cc-by(-(nc|sa|nd|nc-sa|nc-nd))?-[234]\.[05]|(a|l)?gpl-3\.0|gpl-2\.0"
     r"|mpl-2\.0|openrail|unlicense|unknown|other"
 )
+
+_MAX_LICENCE = 200  # characters
+
+
+def check_licence(licence: str) -> str:
+    """Return a licence that the user states. Raise UsageError unless it is one line of printable text."""
+    if not licence.strip() or not licence.isprintable() or len(licence) > _MAX_LICENCE:
+        raise UsageError(
+            f"Licence must be one line of 1 to {_MAX_LICENCE} printable characters, got {licence[:_MAX_LICENCE]!r}."
+            " Give its name, such as cc-by-4.0."
+        )
+    return licence.strip()
 
 
 def model_card(

@@ -98,12 +98,14 @@ def convert(
     images: Sequence[ImageLike],
     force: bool = False,
     sha256: str | None = None,
+    licence: str | None = None,
 ) -> dict[str, Any]:
     """Convert the weights of `source`, in any format, to the folder `destination` in the format `to`.
 
     `source` is a path, an address (`hf:owner/repository`, `https://...`) or a name of the catalogue. If `sha256` is
-    set, the file of tensors must have this hash. Both models are compared on `images`, or on a sample of them if the
-    model is large. Return a report with the proof, or with the reason why there is none.
+    set, the file of tensors must have this hash. `licence` replaces the one that the source states. Both models are
+    compared on `images`, or on a sample of them if the model is large. Return a report with the proof, or with the
+    reason why there is none.
     """
     check_written_format(to)
     target = None if to == "vitrail" else FORMATS[to](to)
@@ -111,6 +113,9 @@ def convert(
     if verifies and not images:
         raise UsageError("Images to compare both models on must be at least one, got none.")
     imported = import_weights(source, hints or UserHints(), sha256=sha256)
+    if licence is not None:
+        provenance = {**imported.bundle.provenance, "licence": licence}
+        imported = dataclasses.replace(imported, bundle=dataclasses.replace(imported.bundle, provenance=provenance))
     config = imported.bundle.model.config
     compared_images = select_images(config, images)
     report: dict[str, Any] = {

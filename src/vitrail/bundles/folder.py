@@ -77,6 +77,23 @@ def find_config(model: str) -> ModelConfig:
     )
 
 
+def find_licence(model: str) -> str | None:
+    """Return the licence of the weights of a public checkpoint or of a bundle; None for the name of a model.
+
+    The licence of a bundle is "unknown" if its provenance does not state it, as on its card.
+    """
+    if zoo.is_model(model):
+        return None
+    if model in catalogue():
+        return catalogue()[model].licence
+    if model not in EMBEDDED and not os.path.exists(model):  # noqa: PTH110 - as in `check_folder`
+        return None
+    folder = check_folder(model)
+    verify_checksums(folder, ("provenance.json",))
+    provenance = read_json(folder / "provenance.json")
+    return str(provenance.get("licence", "unknown")) if isinstance(provenance, dict) else "unknown"
+
+
 def _bundle_at(path: Path) -> Path | None:
     """Return the bundle at a path, or the bundle of the run at this path. Return None if there is neither."""
     for folder in (path, path / "bundle"):

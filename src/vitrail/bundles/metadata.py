@@ -42,7 +42,7 @@ class BundleInfo:
                 f"Preprocessing must give the model's {self.config.channels} channels, got {self.preprocess.channels}."
             )
         if self.labels is not None:
-            object.__setattr__(self, "labels", _validate_labels(self.labels, self.config.classes))
+            object.__setattr__(self, "labels", validate_labels(self.labels, self.config.classes))
         self.answer.check(self.config.classes)
         check_provenance(self.provenance)
 
@@ -135,7 +135,7 @@ def check_provenance(provenance: object) -> None:
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def _validate_labels(labels: Iterable[str], classes: int) -> tuple[str, ...]:
+def validate_labels(labels: Iterable[str], classes: int) -> tuple[str, ...]:
     """Return the labels as a tuple. Raise UsageError unless they are unique, not empty, and one for each class."""
     if isinstance(labels, str):
         raise UsageError(f"Labels must be a list of strings, got one string {labels!r}.")

@@ -133,6 +133,23 @@ def _lock_read_only_file(path: Path) -> int:
     return file
 
 
+@contextlib.contextmanager
+def folder_lock(folder: Path) -> Generator[None]:
+    """Hold the lock of a folder, without a file in it. Wait while another process holds it.
+
+    Nothing is locked if the folder cannot be opened or its file system has no locks.
+    """
+    descriptor = None
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
 def _write_lock_holder(file: int) -> None:
     """Write this process into its lock file, for messages of processes that wait."""
     with contextlib.suppress(OSError):  # a full disk: the lock is held without a name

@@ -24,18 +24,19 @@ from vitrail.core.errors import UsageError
 from vitrail.core.message_files import load_messages
 
 LANGUAGES = ("en", "ko")
-MESSAGE_FOLDER = Path(__file__).parents[1] / "messages"
+PACKAGE = Path(__file__).parents[1]
 FILES = {
-    "help": ("help",),
-    "messages": ("errors", "notes"),
-    "phrases": ("phrases",),
-    "headings": ("headings",),
-    "cells": ("cells",),
+    "help": ("messages/help.toml",),
+    "messages": ("messages/errors.toml", "messages/notes.toml"),
+    "phrases": ("messages/phrases.toml",),
+    "headings": ("messages/headings.toml",),
+    "cells": ("messages/cells.toml",),
+    "claims": ("lab/lab_report.toml", "lab/questions/*.toml"),
 }
 """The message files of each category of texts.
 
 `help` has texts of --help, `messages` sentences, `phrases` parts of sentences, `headings` names of columns and rows,
-`cells` values in tables.
+`cells` values in tables, `claims` texts of the bias lab, which its report has in both languages.
 """
 
 _MAX_LENGTH, _MAX_SENTENCES = 4000, 20  # of a message; a longer one, perhaps hostile, stays English
@@ -53,17 +54,12 @@ def find_language(environ: Mapping[str, str]) -> str:
 
     Raise UsageError if VITRAIL_LANG is neither en nor ko. Korean needs streams that can encode it.
     """
-    own = environ.get("VITRAIL_LANG", "")
-    if own and _language_code(own) not in LANGUAGES:
-        raise UsageError(f"VITRAIL_LANG must be {' or '.join(LANGUAGES)}, got {own!r}.")
-    names = (own, *(environ.get(name, "") for name in ("LC_ALL", "LC_MESSAGES", "LANG")))
-    code = _language_code(next(filter(None, names), ""))
+    names = ("VITRAIL_LANG", "LC_ALL", "LC_MESSAGES", "LANG")
+    name, locale = next(((name, environ[name]) for name in names if environ.get(name)), ("", ""))
+    code = re.split(r"[_.@-]", locale.lower())[0]  # ko for ko_KR.UTF-8
+    if name == "VITRAIL_LANG" and code not in LANGUAGES:
+        raise UsageError(f"VITRAIL_LANG must be {' or '.join(LANGUAGES)}, got {locale!r}.")
     return "ko" if code == "ko" and all(map(_can_encode_korean, (sys.stdout, sys.stderr))) else "en"
-
-
-def _language_code(locale: str) -> str:
-    """Return `ko` for `ko_KR.UTF-8`."""
-    return re.split(r"[_.@-]", locale.lower())[0]
 
 
 def _can_encode_korean(stream: object) -> bool:
@@ -140,8 +136,8 @@ class Template:
 def load_templates(category: str) -> tuple[dict[str, str], tuple[Template, ...]]:
     """Return the translations of texts without placeholders, and the other templates, the most specific first."""
     exact, templates = {}, []
-    for file in FILES[category]:
-        for message in load_messages(str(MESSAGE_FOLDER / f"{file}.toml")).values():
+    for file in (file for pattern in FILES[category] for file in sorted(PACKAGE.glob(pattern))):
+        for message in load_messages(str(file)).values():
             if _PLACEHOLDER.search(message["en"]):
                 templates.append(Template(message["en"], message["ko"]))
             else:

@@ -207,7 +207,7 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppab
     """Print rows of text to stdout, wrapped to the width of a terminal (not in a pipe).
 
     In a narrow terminal, `droppable` columns are left out, in their order, until the table fits. The command line
-    translates headers.
+    translates headers; without headers, rows are names and values, which are both translated.
     """
     from rich.console import Console
     from rich.table import Column, Table
@@ -216,6 +216,8 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppab
     # A pipe has no width: do not wrap.
     console = Console(width=None if sys.stdout.isatty() else 100_000)
     names = headers or [""] * max(map(len, rows), default=0)
+    if headers is None:
+        rows = [[localise(name, "headings"), *(localise(value, "cells") for value in values)] for name, *values in rows]
     for dropped_count in range(len(droppable) + 1):
         indices = [index for index, name in enumerate(names) if name not in droppable[:dropped_count]]
         columns = [Column(localise(names[index], "headings"), overflow="fold") for index in indices]
@@ -229,9 +231,9 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppab
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
-def print_facts(rows: list[list[str]]) -> None:
-    """Print rows of a name and a value to stdout; the command line translates both."""
-    print_table(None, [[localise(name, "headings"), localise(value, "cells")] for name, value in rows])
+def print_line(line: str) -> None:
+    """Print a line of text to stdout. The command line prints it in the language of the user."""
+    sys.stdout.write(escape_unprintable(localise(line)) + "\n")
 
 
 def display_width(text: str) -> int:

@@ -13,7 +13,7 @@ from vitrail.core.errors import UsageError
 from vitrail.core.settings import Pair
 from vitrail.models.activations import Activations, resolve_indices
 from vitrail.models.config import ModelConfig
-from vitrail.models.head_modules import build_head, describe_head, last_linear
+from vitrail.models.head_modules import build_head, count_outputs, describe_head, last_linear
 from vitrail.models.layers import EmbeddingHead
 from vitrail.models.roles import Role, decays
 from vitrail.models.timm_interface import TimmInterface
@@ -189,8 +189,8 @@ class Model(TimmInterface, nn.Module, Generic[Config]):
     def _count_classes(self) -> None:
         """Copy the number of classes and the layers of an assigned head to the configuration.
 
-        The configuration stays if the head is of another width or has modules that it cannot describe (saving such a
-        model is an error), or if it predicts the colours of pixels.
+        A head with modules that the configuration cannot describe sets only the number of classes; saving such a model
+        is an error. The configuration stays if the head is of another width or predicts the colours of pixels.
         """
         c, head = self.config, self.head
         if type(head) is nn.Linear and head.bias is not None and not c.head_layers and c.classes == head.out_features:
@@ -200,7 +200,10 @@ class Model(TimmInterface, nn.Module, Generic[Config]):
         if type(head) is nn.Identity:
             described = "", 0
         elif (described := describe_head(head, self.head_width)) is None:
-            return
+            outputs = count_outputs(head, self.head_width)
+            if outputs is None:
+                return
+            described = "", outputs
         head_layers, classes = described
         if (head_layers, classes, 0) != (c.head_layers, c.classes, c.embedding):
             self.config = c.replace(classes=classes, embedding=0, head_layers=head_layers)

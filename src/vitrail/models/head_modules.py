@@ -46,6 +46,25 @@ def describe_head(head: nn.Module, width: int) -> tuple[str, int] | None:
     return "" if text == "Linear(classes)" else text, classes
 
 
+@torch.no_grad()
+def count_outputs(head: nn.Module, width: int) -> int | None:
+    """Return the number of outputs of a head that cannot be described, by calling it on features of `width`.
+
+    None if the call fails or the output is not one row per image. The modes of the head's modules stay as they are.
+    """
+    tensor = next(iter([*head.parameters(), *head.buffers()]), torch.zeros(()))
+    dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
+    is_training = [module.training for module in head.modules()]
+    try:
+        outputs = head.eval()(torch.zeros(1, width, device=tensor.device, dtype=dtype))
+    except Exception:  # the module is the user's, and may raise anything
+        return None
+    finally:
+        for module, training in zip(head.modules(), is_training, strict=True):
+            module.training = training
+    return outputs.shape[1] if isinstance(outputs, torch.Tensor) and outputs.ndim == 2 else None
+
+
 def last_linear(head: nn.Module) -> nn.Linear | None:
     """The last linear layer of a head, whose outputs are the logits."""
     return next((module for module in reversed(list(head.modules())) if isinstance(module, nn.Linear)), None)

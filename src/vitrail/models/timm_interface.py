@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from vitrail.core.errors import UsageError
+from vitrail.models.activations import resolve_indices
+
 if TYPE_CHECKING:
     from vitrail.models.base import AnyModel
 
@@ -54,6 +57,44 @@ class TimmInterface:
         (B, D, H, W) of a CNN."""
         last = self.config.depth - 1
         return self.normalise_layer(self.record(images, (last,)).steps[f"blocks.{last}"])
+
+    def forward_intermediates(
+        self: "AnyModel",
+        images: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Return the output of `forward_features` and a list of the outputs of the layers `indices`, in the order of
+        the layers; with `intermediates_only`, only this list.
+
+        A number of layers stands for the last ones, None for all. Outputs are maps (B, D, H, W), or with `output_fmt`
+        "NLC" sequences (B, N, D), without [CLS] and registers; with `return_prefix_tokens`, each is a pair with these
+        tokens. `norm` applies the norm before the head. With `stop_early`, the first result is the normalised output
+        of the last of these layers; all layers are computed nevertheless.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise UsageError(f"Output format must be NCHW or NLC, got {output_fmt!r}.")
+        depth = self.config.depth
+        count = depth if indices is None else indices
+        numbers = range(depth - count, depth) if isinstance(count, int) else count
+        layers = sorted(set(resolve_indices("Layer", numbers, depth)))
+        last = max(layers, default=depth - 1) if stop_early else depth - 1
+        *outputs, final = self._layer_outputs(images, [*layers, last], normalise=False)
+        if norm:
+            outputs = [self.normalise_layer(output) for output in outputs]
+        maps = [self._as_feature_map(output) for output in outputs]
+        if output_fmt == "NLC":
+            maps = [grid.flatten(2).transpose(1, 2) for grid in maps]
+        intermediates: list[Any] = maps
+        if return_prefix_tokens and self.config.prefix:
+            intermediates = [
+                (grid, output[:, : self.config.prefix]) for grid, output in zip(maps, outputs, strict=True)
+            ]
+        return intermediates if intermediates_only else (self.normalise_layer(final), intermediates)
 
     def pool(self, output: Tensor) -> Tensor:
         """Return the input of the head (B, D) from the output of `forward_features`. Families with tokens or feature

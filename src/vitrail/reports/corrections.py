@@ -54,7 +54,8 @@ class CorrectionControls:
     @property
     def introduction(self) -> Html:
         """A paragraph about the controls. The script shows it."""
-        return Html(f'<div class="about-corrections" hidden>{t("about-corrections", "p")}</div>')
+        flag = "<p><code>--corrections corrections.csv</code></p>"
+        return Html(f'<div class="about-corrections" hidden>{t("about-corrections", "p")}{flag}</div>')
 
     @property
     def bar(self) -> Html:

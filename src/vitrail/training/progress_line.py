@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from vitrail.core.language import localise
 from vitrail.core.terminal import (
     MessageStream,
     NotebookLine,
     Say,
+    display_width,
     escape_unprintable,
     format_duration,
     in_notebook,
@@ -52,12 +54,15 @@ class ProgressLine(Observer):
     def say(self, line: str) -> None:
         """Print a line to stderr, above the progress bar if there is one."""
         if self._progress:
-            self._progress.console.print(escape_unprintable(line), markup=False, highlight=False)
+            self._progress.console.print(escape_unprintable(localise(line)), markup=False, highlight=False)
         else:
             self._tell(line)
 
     def progress(self, step: int, numbers: Mapping[str, float], held_out: str) -> None:
-        """Show the step, loss, learning rate, images per second, remaining time and the latest held-out score."""
+        """Show the step, loss, learning rate, images per second, remaining time and the latest held-out score.
+
+        The command line prints them in the language of the user.
+        """
         now = time.monotonic()
         if self._first_step is None:
             self._first_step, self._start_time = step, now
@@ -73,6 +78,7 @@ class ProgressLine(Observer):
         if self._progress:
             if held_out:
                 parts["held-out"] = f"held-out {held_out.rpartition(' ')[2]}"
+            parts = {name: localise(part) for name, part in parts.items()}
             width = self._progress.console.width - len(f"{step}/{self.total}") - 2
             line, self._bar.bar_width = _fit_parts(parts, width)
             self._progress.update(self._task, completed=step, description=line)
@@ -82,7 +88,7 @@ class ProgressLine(Observer):
             self._last_print_time = now
             if held_out:
                 parts["held-out"] = f"held-out {held_out}"
-            line = f"step {step}/{self.total}  {'  '.join(parts.values())}"
+            line = "  ".join(map(localise, (f"step {step}/{self.total}", *parts.values())))
             self.say(line) if self._notebook is None else self._notebook.show(line, step / self.total)
 
 
@@ -90,8 +96,8 @@ def _fit_parts(parts: dict[str, str], width: int) -> tuple[str, int]:
     """Return the text of the parts that fit next to a bar, dropping less important ones first, and the bar's width."""
     parts = dict(parts)
     for name in ("rate", "speed", "held-out", "loss"):
-        if len("  ".join(parts.values())) + _MIN_BAR_WIDTH <= width:
+        if display_width("  ".join(parts.values())) + _MIN_BAR_WIDTH <= width:
             break
         parts.pop(name, None)
     line = "  ".join(parts.values())
-    return line, min(max(width - len(line), _MIN_BAR_WIDTH), _MAX_BAR_WIDTH)
+    return line, min(max(width - display_width(line), _MIN_BAR_WIDTH), _MAX_BAR_WIDTH)

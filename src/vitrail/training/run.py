@@ -68,6 +68,8 @@ class RunControls(TypedDict, total=False):
     """The command or call that started the run, for the log and the provenance."""
     callback: Callback | None
     """Called after every step."""
+    licence: str | None
+    """Licence of the weights; None: that of the data."""
     observers: Iterable[ObserverFactory]
     """Factories of observers, called on the first rank."""
 
@@ -165,6 +167,7 @@ def run(
     quiet: bool = False,
     command: str = "",
     callback: Callback | None = None,
+    licence: str | None = None,
     observers: Iterable[ObserverFactory] = (),
 ) -> Result:
     """Run a training from any starting point, which `initialise` builds, and return the result.
@@ -202,6 +205,7 @@ def run(
                 ranks.run_on_first(lambda: folder.write_config(config))
             notes += _prepare_new_run(trainer, starting_point, start_time)
 
+        starting_point = starting_point.with_licence(licence)
         if options.amp and trainer.step < trainer.total:
             notes.append(describe_bfloat16_speed(trainer))
         log = stack.enter_context(RunLog(folder.path, trainer.total, writes=ranks.is_first, tell=tell))

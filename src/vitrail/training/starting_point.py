@@ -46,6 +46,10 @@ class StartingPoint:
     learned: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     """Initial values for parameters of the objective, by name; other parameters keep their random initialisation."""
 
+    def with_licence(self, licence: str | None) -> "StartingPoint":
+        """Return a copy whose provenance has this licence instead of the data's; unchanged if it is None."""
+        return self if licence is None else dataclasses.replace(self, origin={**self.origin, "licence": licence})
+
 
 class RunContext(NamedTuple):
     """Data, ranks and state of a run, from which its starting point is built."""

@@ -11,6 +11,7 @@ from tests.bundles.test_convert import CLOTHES
 from tests.peers import import_peer
 from vitrail.bundles.convert import convert
 from vitrail.bundles.formats.clip import Clip
+from vitrail.core.errors import UsageError
 
 SIZES = {
     "hidden_size": 64,
@@ -202,6 +203,47 @@ def test_mae_of_facebook_and_of_hugging_face_leave_their_decoder_out(tmp_path):
         expected = mae.vit(images(), noise=order).last_hidden_state[:, 0]
     report, _ = assert_converts(tmp_path / "hf", expected)
     assert "the decoder of MAE is left out" in report["notes"]
+
+
+EVA_02 = {"swiglu_mlp": True, "use_rot_pos_emb": True, "ref_feat_shape": (4, 4)}
+GATED = "got EVA-02, which has SwiGLU and rotary positions"
+NO_KEY_BIAS = "got separate ones without keys, as in EVA and BEiT"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        pytest.param(EVA_02, GATED, id="eva02_tiny_patch14"),
+        pytest.param({**EVA_02, "qkv_fused": False, "scale_mlp": True}, GATED, id="eva02_base_patch14"),
+        pytest.param(
+            {**EVA_02, "qkv_fused": False, "scale_mlp": True, "scale_attn_inner": True, "global_pool": "token"},
+            GATED,
+            id="eva02_base_patch16_clip",
+        ),
+        pytest.param({}, "got one that normalises after pooling", id="eva_giant_patch14"),
+        pytest.param({"global_pool": "token"}, NO_KEY_BIAS, id="eva_giant_patch14_clip"),
+        pytest.param({"global_pool": "token", "use_post_norm": True}, NO_KEY_BIAS, id="eva02_enormous_patch14_clip"),
+    ],
+)
+def test_eva_is_refused_with_the_reason(tmp_path, settings, reason):
+    """The models have the settings of timm's models of these names, in a small size."""
+    import_peer("timm")
+    from timm.models.eva import Eva
+
+    write(tmp_path / "eva", Eva(**TIMM, num_classes=5, **settings).state_dict())
+    with pytest.raises(UsageError) as caught:
+        convert(str(tmp_path / "eva"), tmp_path / "bundle", "vitrail", images=CLOTHES)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_beit_is_refused_with_the_reason(tmp_path):
+    timm = import_peer("timm")
+    sizes = {**TIMM, "num_classes": 5, "use_rel_pos_bias": True, "use_abs_pos_emb": False, "init_values": 0.1}
+    write(tmp_path / "beit", timm.models.beit.Beit(**sizes).state_dict())
+    with pytest.raises(UsageError, match="normalises after pooling"):
+        convert(str(tmp_path / "beit"), tmp_path / "bundle", "vitrail", images=CLOTHES)
 
 
 def test_clip_is_read_only():

@@ -52,7 +52,8 @@ class Timm(WeightFormat):
     """State dicts of timm's VisionTransformer, hybrids, MlpMixer and ResNetV2, with or without its config.json."""
 
     def recognises(self, names: Collection[str]) -> bool:
-        is_vit = "patch_embed.proj.weight" in names and "blocks.0.attn.qkv.weight" in names
+        attention = ("blocks.0.attn.qkv.weight", "blocks.0.attn.q_proj.weight")  # q_proj: EVA-02, which `read` rejects
+        is_vit = "patch_embed.proj.weight" in names and any(name in names for name in attention)
         is_mixer = "stem.proj.weight" in names and "blocks.0.mlp_tokens.fc1.weight" in names
         is_bit = "stem.conv.weight" in names and "stages.0.blocks.0.conv1.weight" in names
         is_dino = "register_tokens" in names or ("mask_token" in names and not mae_decoder_names(names))
@@ -178,10 +179,7 @@ def _infer_vit(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -
     activation = arguments.get("act_layer") or usual
     if activation not in _ACTIVATIONS:
         raise UsageError(f"Activation must be GELU, its tanh or sigmoid form, or ReLU, got {activation!r}.")
-    if any(name.startswith("fc_norm.") for name in names):
-        raise UsageError(
-            "Model must normalise before it pools, got one that normalises after pooling (timm's fc_norm)."
-        )
+    _check_plain_layers(shapes)
     width, depth = shapes["patch_embed.proj.weight"][0], count_layers(names, "blocks.")
     if document.get("num_features", width) != width or arguments.get("embed_dim", width) != width:
         raise UsageError(f"config.json must be of this model, got another width than {width}.")
@@ -224,6 +222,31 @@ def _infer_vit(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -
     first_kernel = next((name for name in stem_kernels if name in shapes), "patch_embed.proj.weight")
     settings["channels"] = shapes[first_kernel][1]
     return config_class(**settings), [heads_note]
+
+
+def _check_plain_layers(shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raise UsageError for layers that the ViT does not have: those of EVA, EVA-02 and BEiT, and a norm after pooling.
+
+    The files of EVA do not state whether its norms are before or after attention and MLP, so that even a model without
+    a norm after pooling could be read wrongly.
+    """
+    has_separate_bias = "blocks.0.attn.q_bias" in shapes or "blocks.0.attn.q_proj.weight" in shapes
+    first, second = shapes.get("blocks.0.mlp.fc1.weight"), shapes.get("blocks.0.mlp.fc2.weight")
+    is_gated = first is None or (second is not None and first[0] == 2 * second[1])
+    if has_separate_bias and is_gated:
+        raise UsageError(
+            "Model must have an MLP without a gate and learned positions only, got EVA-02, which has SwiGLU and rotary"
+            " positions. Use it with timm."
+        )
+    if any(name.startswith("fc_norm.") for name in shapes):
+        raise UsageError(
+            "Model must normalise before it pools, got one that normalises after pooling (timm's fc_norm)."
+        )
+    if has_separate_bias:
+        raise UsageError(
+            "Model must have one bias for queries, keys and values, got separate ones without keys, as in EVA and BEiT."
+            " Use it with timm."
+        )
 
 
 def _infer_stem(names: Collection[str]) -> dict[str, Any]:
