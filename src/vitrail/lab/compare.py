@@ -89,13 +89,17 @@ def compare(
         write_json(output / "plan.json", document | {"rounds": earlier_rounds | plan.taken})
         for line in plan.dropped:
             tell(f"dropped for the budget: {line}")
-        trials = [
-            trial
-            for name, question in selected.items()
-            for question_round in question.rounds()[: plan.taken[name]]
-            for trial in question_round
-        ]
-        _run_stages(output, results, trials, speeds, jobs=jobs, backend=backend, tell=tell)
+
+        def needed_trials() -> list[Trial]:
+            return [
+                trial
+                for name, question in selected.items()
+                for question_round in question.rounds()[: plan.taken[name]]
+                for trial in question_round
+                if question.is_needed(trial, results)
+            ]
+
+        _run_stages(output, results, needed_trials, speeds, jobs=jobs, backend=backend, tell=tell)
         # The report covers every question that this lab has ever run, and Holm's correction covers all of their claims.
         reported = {
             name: selected.get(name) or QUESTIONS[name](name, lab)
@@ -191,7 +195,7 @@ def _training_speeds(
 def _run_stages(
     output: Path,
     results: Results,
-    trials: Sequence[Trial],
+    needed_trials: Callable[[], Sequence[Trial]],
     speeds: dict[str, float],
     *,
     jobs: int,
@@ -200,24 +204,26 @@ def _run_stages(
 ) -> None:
     """Run all trials in stages and write their results: learning rates, training, measurements, and timings last.
 
-    Timings run one at a time, because other processes would disturb them.
+    Timings run one at a time, because other processes would disturb them. A stage is repeated while its results call
+    for more trials: the next rate if the rate at the end of the range is best, or trials that a question now needs.
     """
-    training, measurements = _training_trials(trials), [trial for trial in trials if not needs_rate(trial)]
-    stages: dict[str, Callable[[], Iterable[Trial]]] = {
-        "learning rates": lambda: (rate_trial for trial in training for rate_trial in results.rate_trials(trial)),
-        "training": lambda: training,
-        "measuring": lambda: (trial for trial in measurements if not trial.alone),
-        "timing": lambda: (trial for trial in measurements if trial.alone),
-    }
 
     def remaining_trials(stage: str) -> dict[str, Trial]:
-        candidates = (results.resolve(trial) for trial in stages[stage]())
+        trials = needed_trials()
+        training, measurements = _training_trials(trials), [trial for trial in trials if not needs_rate(trial)]
+        stages: dict[str, Iterable[Trial]] = {
+            "learning rates": (rate_trial for trial in training for rate_trial in results.rate_trials(trial)),
+            "training": training,
+            "measuring": (trial for trial in measurements if not trial.alone),
+            "timing": (trial for trial in measurements if trial.alone),
+        }
+        candidates = (results.resolve(trial) for trial in stages[stage])
         missing = _without_bundle(output, results, measurements)
         resolved = [trial for trial in candidates if trial is not None]
         return {key: trial for trial in resolved if (key := trial.trial_id("")) in missing or not results.has(trial)}
 
-    for stage in stages:
-        while remaining := remaining_trials(stage):  # if the rate at the end of the range is best, the next is tried
+    for stage in ("learning rates", "training", "measuring", "timing"):
+        while remaining := remaining_trials(stage):
             _run_stage(output, results, stage, remaining, speeds, jobs=jobs, backend=backend, tell=tell)
 
 

@@ -93,7 +93,8 @@ def make_plan(
 
     for name, question_rounds in rounds.items():
         for number, question_round in enumerate(question_rounds, 1):
-            required = _required_trials(results, question_round)
+            possible = [trial for trial in question_round if questions[name].is_needed(trial, results) is not False]
+            required = _required_trials(results, possible)
             missing = [trial for key, trial in required.items() if key not in planned and results.get(trial) is None]
             cost = sum(estimate_seconds(trial, speeds) / (1 if trial.alone else jobs) for trial in missing)
             if budget is not None and spent + cost > budget:

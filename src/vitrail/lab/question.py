@@ -157,6 +157,13 @@ class Question:
         """Return rounds of trials, the most informative first. A round may need the rounds before it."""
         return ()
 
+    def is_needed(self, trial: Trial, results: Results) -> bool | None:
+        """Return whether the results so far call for a trial of a round. None while that is not known.
+
+        It may depend on the results that choose learning rates. A plan counts all trials that may be needed.
+        """
+        return True
+
     def read(self, results: Results) -> None:
         """Read the results. Trials may be missing."""
 

@@ -104,6 +104,13 @@ class Results:
         own, *others = map(self._choice, variants)
         return choose_rate(own, others)
 
+    def validation_accuracy(self, trial: Trial) -> float | None:
+        """Return the mean validation accuracy of the best learning rate. None while a rate is not chosen.
+
+        It is measured under the seeds of the choice.
+        """
+        return None if self.rate(trial) is None else max(self._choice(trial).means.values())
+
     def is_cut_off(self, trial: Trial) -> bool:
         """Return whether the outermost rate was chosen for a trial or for a model that it measures.
 

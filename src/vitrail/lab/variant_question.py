@@ -48,6 +48,8 @@ class Variant:
     augment: bool = False
     share: int = 1
     """Divisor of the lab's number of images seen."""
+    doublings: int = 0
+    """How many times the lab's number of images seen is doubled."""
     slowdown: float = 1.0
     """Training time relative to what its multiply-accumulates suggest."""
 
@@ -112,7 +114,7 @@ class VariantQuestion(Question):
             variant.family,
             count=count,
             seed=seed,
-            seen=self.lab.seen // variant.share,
+            seen=(self.lab.seen << variant.doublings) // variant.share,
             changes=variant.changes,
             recipe=variant.recipe,
             augment=variant.augment,
