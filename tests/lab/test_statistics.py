@@ -1,4 +1,4 @@
-"""Verdicts under noise: their false positive rates, and the rules that decide them."""
+"""Estimates and their intervals under simulated noise, and the rules that decide verdicts."""
 
 import math
 
@@ -6,89 +6,203 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests.fake_lab import digits_lab
-from tests.made_up import InventedResults
-from vitrail.lab import lab_report
-from vitrail.lab.question import Accuracies, Question, Verdict
-from vitrail.lab.questions.augmentation import AugmentationQuestion
-from vitrail.lab.questions.data import DataQuestion
-from vitrail.lab.questions.encoder import EncoderQuestion
-from vitrail.lab.questions.order import OrderQuestion
-from vitrail.lab.questions.position import PositionQuestion
-from vitrail.lab.questions.size import SizeQuestion
-from vitrail.lab.questions.transfer import TransferQuestion, halves
+from vitrail.core.intervals import t_quantile, t_tail
+from vitrail.lab.question import Verdict
 from vitrail.lab.statistics import (
     Estimate,
-    SeedNoise,
+    PowerLaw,
+    accuracy,
     central_interval,
     combine,
     contrast,
+    crossover,
+    difference,
     draw_accuracies,
+    extrapolated_crossover,
+    fit_power_law,
     log_errors,
+    lost_skill,
     mean_of,
-    pool,
+    sample_efficiency,
     smallest,
-    sum_of_means,
 )
-from vitrail.lab.trial import Trial, pack
-from vitrail.lab.trial_results import Results
 
 LEVEL = 0.05
+EXPERIMENTS = 4000
+MONTE_CARLO = 2 * math.sqrt(0.05 * 0.95 / EXPERIMENTS)
+"""Two standard errors of a coverage of 95 % over the simulated experiments."""
 
 
-def rate(event, trials):
-    """Return the frequency of an event in repeated experiments."""
-    return sum(bool(event()) for _ in range(trials)) / trials
+# Variance components
 
 
-# Degrees of freedom
+def crossed_table(generator, seeds, images, *, seed=1.0, image=1.0, residual=1.0):
+    """Draw a table (seeds, images) with normal effects of these standard deviations."""
+    effects = seed * generator.normal(size=(seeds, 1)) + image * generator.normal(size=images)
+    return effects + residual * generator.normal(size=(seeds, images))
 
 
-def test_means_with_shared_noise_count_its_degrees_of_freedom_once():
-    noise = pool([[1.0, 2.0], [3.0, 3.5], [0.0, 0.1], [4.0, 4.2]])
-    estimate = sum_of_means([(1.0, [1.0, 2.0], noise), (-1.0, [3.0, 3.5], noise)])
-    assert (estimate.freedom, estimate.value) == (pytest.approx(4), pytest.approx(-1.75))
-    assert estimate.error == pytest.approx(math.sqrt(noise.variance))
-    other = SeedNoise(noise.variance, 2)
-    apart = sum_of_means([(1.0, [1.0, 2.0], noise), (-1.0, [3.0, 3.5], other)])
-    assert apart.freedom == pytest.approx(4 / (1 / 4 + 1 / 2))  # Welch and Satterthwaite
-    same = SeedNoise(noise.variance, noise.freedom)  # another estimate that has the same value
-    assert sum_of_means([(1.0, [1.0, 2.0], noise), (-1.0, [3.0, 3.5], same)]).freedom == pytest.approx(8)
-    assert math.isnan(sum_of_means([(1.0, [1.0], SeedNoise(math.nan, 0))]).error)
+def test_contrast_matches_hendersons_method():
+    """Henderson's method 1 (Biometrics 9, 1953) equates uncorrected sums of squares with their expectations."""
+    table = crossed_table(np.random.default_rng(0), 5, 40)
+    seeds, images = table.shape
+    total, mean = np.square(table).sum(), table.size * table.mean() ** 2
+    by_seed, by_image = images * np.square(table.mean(axis=1)).sum(), seeds * np.square(table.mean(axis=0)).sum()
+    # Rows: expectations of the four sums. Columns: squared mean, variances of images, of seeds, and of the residual.
+    expectations = [
+        [table.size, table.size, table.size, table.size],
+        [table.size, seeds, table.size, seeds],
+        [table.size, table.size, images, images],
+        [table.size, seeds, images, 1],
+    ]
+    _, image, seed, residual = np.linalg.solve(expectations, [total, by_seed, by_image, mean])
+    estimate = contrast([(1.0, table)])
+    assert estimate.image_error**2 == pytest.approx(image / images)
+    assert estimate.residual_error**2 == pytest.approx(residual / table.size)
+    assert estimate.error**2 == pytest.approx(seed / seeds + image / images + residual / table.size)
+    assert (estimate.value, estimate.freedom) == (pytest.approx(table.mean()), seeds - 1)
 
 
-def test_false_positive_rate_of_equal_means_matches_the_level():
-    """Two of four groups of two seeds with pooled noise: without an effect, 5 % are significant."""
+def test_contrast_of_seeds_alone_is_the_t_interval():
+    by_seed = np.array([[0.7], [0.9], [0.85], [0.8]])
+    interval = stats.t.interval(0.95, 3, by_seed.mean(), stats.sem(by_seed[:, 0]))
+    assert contrast([(1.0, by_seed)]).interval() == pytest.approx(interval)
+    assert mean_of(by_seed[:, 0]).interval() == pytest.approx(interval)
+
+
+def test_one_seed_gives_no_interval():
+    right = np.ones((1, 50)) > 0
+    for estimate in (accuracy(right), difference(right, ~right), mean_of([1.0])):
+        assert math.isnan(estimate.error)
+        assert Verdict("C1", "trained", estimate).state(LEVEL) == "cannot tell"
+
+
+def test_contrast_pairs_seeds_and_images():
+    """Effects of seeds and images that two variants share do not count. Those of one variant do."""
     generator = np.random.default_rng(0)
+    shared = crossed_table(generator, 4, 500, seed=5, image=5, residual=0)
+    first, second = (shared + crossed_table(generator, 4, 500, seed=0.1, image=0.5) for _ in range(2))
+    paired = difference(first, second)
+    assert paired.error < 0.2
+    assert accuracy(first).error > 4 * paired.error
+    assert paired == contrast([(1.0, first), (-1.0, second)])
+    assert difference(first, first).error == 0
 
-    def is_significant():
-        groups = generator.normal(size=(4, 2)).tolist()
-        noise = pool(groups)
-        return sum_of_means([(1.0, groups[0], noise), (-1.0, groups[1], noise)]).p_value < LEVEL
 
-    assert rate(is_significant, 3000) == pytest.approx(LEVEL, abs=0.012)
+# Coverage
+
+
+def simulated_estimates(generator, seeds, images, image_share):
+    """Draw estimates of zero with a standard error of one from the mean squares of normal effects.
+
+    `image_share` is the share of the test images in the variance of the estimate. Half of the other part is residual.
+    """
+    residual = (1 - image_share) / 2
+    seed_variance = (1 - image_share) * generator.chisquare(seeds - 1, EXPERIMENTS) / (seeds - 1)
+    freedom = (seeds - 1) * (images - 1)
+    residual_square = residual * generator.chisquare(freedom, EXPERIMENTS) / freedom
+    image_square = (residual + image_share) * generator.chisquare(images - 1, EXPERIMENTS) / (images - 1)
+    image_variance = np.maximum(image_square - residual_square, 0)
+    columns = zip(
+        generator.normal(size=EXPERIMENTS).tolist(),
+        np.sqrt(seed_variance + image_variance).tolist(),
+        np.sqrt(image_variance).tolist(),
+        strict=True,
+    )
+    return [Estimate(value, error, seeds - 1, image_error) for value, error, image_error in columns]
+
+
+@pytest.mark.parametrize("images", [360, 2000, 10_000])
+@pytest.mark.parametrize("seeds", [3, 4, 5, 8, 12])
+def test_intervals_have_their_coverage_and_width(seeds, images):
+    generator = np.random.default_rng([0, seeds, images])
+    for image_share in (0.0, 0.2, 0.4, 0.6, 0.8):
+        estimates = simulated_estimates(generator, seeds, images, image_share)
+        coverage = np.mean([estimate.p_value > LEVEL for estimate in estimates])
+        assert 0.94 - MONTE_CARLO < coverage < 0.965 + MONTE_CARLO
+        freedoms = [estimate.effective_freedom for estimate in estimates]
+        reaches = stats.t.ppf(1 - LEVEL / 2, freedoms) * [estimate.error for estimate in estimates]
+        assert reaches.mean() < 1.1 * stats.t.ppf(1 - LEVEL / 2, (seeds - 1) / (1 - image_share))
+        low, high = estimates[0].interval()
+        assert (high - low) / 2 == pytest.approx(reaches[0])
+
+
+class Classifiers:
+    """Models that classify an image correctly if their skill exceeds its difficulty. Seeds add noise to the skill."""
+
+    SEEDS, IMAGES = 5, 360
+
+    def __init__(self, skills, seed_noises):
+        self.skills, self.seed_noises = skills, seed_noises
+
+    def draw(self, generator):
+        """Return the correctness (seeds, images) of each model."""
+        shape = (len(self.skills), self.SEEDS, self.IMAGES)
+        difficulty = 2 * generator.standard_normal(self.IMAGES, dtype=np.float32)
+        own = 0.5 * generator.standard_normal((len(self.skills), 1, self.IMAGES), dtype=np.float32)
+        seed = np.multiply(np.array(self.seed_noises)[:, None, None], generator.normal(size=(*shape[:2], 1)))
+        skill = np.array(self.skills)[:, None, None] + seed
+        return generator.standard_normal(shape, dtype=np.float32) + own + difficulty < skill
+
+    def accuracies(self):
+        """Return the true accuracies."""
+        return [
+            stats.norm.cdf(skill / math.sqrt(1 + 4 + 0.25 + noise**2))
+            for skill, noise in zip(self.skills, self.seed_noises, strict=True)
+        ]
+
+
+def coverage_of(classifiers, estimate, truth):
+    """Return how often the interval of an estimate contains its true value."""
+    generator = np.random.default_rng(0)
+    estimates = (estimate(*classifiers.draw(generator)) for _ in range(EXPERIMENTS))
+    return np.mean([each._replace(value=each.value - truth).p_value > LEVEL for each in estimates])
+
+
+@pytest.mark.parametrize(
+    "seed_noises", [(0.1, 0.1, 0.1, 0.1), (0.4, 0.1, 0.1, 0.1)], ids=["equal noise", "noisy variant"]
+)
+def test_intervals_of_real_predictions_have_their_coverage(seed_noises):
+    """Correct or wrong predictions, with four times as much seed noise in one variant."""
+    classifiers, weights = Classifiers((3.0, 2.5, 1.0, 1.2), seed_noises), (1.0, -1.0, -1.0, 1.0)
+    first, second, third, fourth = classifiers.accuracies()
+    pair = Classifiers((3.0, 2.5), seed_noises[:2])
+    chance = 0.1
+
+    def of_four(*rights):
+        return contrast(list(zip(weights, rights, strict=True)))
+
+    def of_log_errors(*rights):
+        return log_errors(list(zip(weights, rights, strict=True)))
+
+    log_truth = sum(w * math.log(1 - share) for w, share in zip(weights, classifiers.accuracies(), strict=True))
+    for model, estimate, truth in (
+        (pair, difference, first - second),
+        (classifiers, of_four, first - second - third + fourth),
+        (classifiers, of_log_errors, log_truth),
+        (
+            pair,
+            lambda original, changed: lost_skill(original, changed, chance),
+            1 - (second - chance) / (first - chance),
+        ),
+    ):
+        assert 0.94 - MONTE_CARLO < coverage_of(model, estimate, truth) < 0.965 + MONTE_CARLO
 
 
 # The smallest of several
 
 
-def draw_leads(generator, variants, lead=0.0):
+def draw_leads(generator, variants):
     """Draw the leads of several variants over one reference, with three seeds each."""
-    groups = generator.normal(size=(variants + 1, 3))
-    groups[:variants] += lead
-    noise = pool(groups.tolist())
-    return [
-        sum_of_means([(1.0, groups[variant], noise), (-1.0, groups[variants], noise)]) for variant in range(variants)
-    ]
+    *groups, reference = generator.normal(size=(variants + 1, 3))
+    return [mean_of(group - reference) for group in groups]
 
 
 def test_smallest_of_equal_values_is_rarely_contradicted():
     generator = np.random.default_rng(0)
-
-    def is_contradicted():
-        return Verdict("P1", "trained", smallest(draw_leads(generator, 6))).state(LEVEL) == "contradicted"
-
-    assert rate(is_contradicted, 1500) < 0.03  # 0.025 is the level; an interval of the smallest alone would give 0.09
+    estimates = [smallest(draw_leads(generator, 6)) for _ in range(1500)]
+    # 0.025 is the level. An interval of the smallest alone would give 0.09.
+    assert np.mean([estimate.value < 0 and estimate.p_value < LEVEL for estimate in estimates]) < 0.03
 
 
 def test_smallest_is_above_zero_only_if_every_part_is():
@@ -113,92 +227,27 @@ def test_p_value_of_the_smallest_is_the_level_whose_interval_ends_at_zero(values
     assert is_beyond or p == 1
 
 
-def test_smallest_inherits_the_doubt_of_any_part():
-    steady = Estimate(0.1, 0.001, 10, halves=(0.1, 0.1))
-    unsteady = Estimate(0.2, 0.001, 10, halves=(0.5, -0.1))
-    cut_off = steady._replace(value=0.3, is_cut_off=True)
-    assert Verdict("C1", "trained", smallest([steady, unsteady])).doubt == "unsteady"
-    assert Verdict("C1", "trained", smallest([steady, cut_off])).doubt == "cut-off"
-    below = Estimate(-0.1, 0.001, 10, halves=(-0.1, -0.1))
-    assert Verdict("C1", "trained", smallest([below, unsteady])).state(LEVEL) == "contradicted"
+def test_smallest_inherits_cut_off_rates_and_the_lowest_range():
+    certain = Estimate(0.1, 0.001, 10)
+    dependent = Estimate(0.2, 0.001, 10, rates=(-0.1, 0.5))
+    cut_off = certain._replace(value=0.3, is_cut_off=True)
+    assert Verdict("C1", "trained", smallest([certain, certain])).doubt is None
+    assert Verdict("C1", "trained", smallest([certain, dependent])).doubt == "rate-dependent"
+    assert smallest([certain, dependent]).rates == (-0.1, 0.1)
+    assert Verdict("C1", "trained", smallest([certain, cut_off])).doubt == "cut-off"
+    below = Estimate(-0.1, 0.001, 10)
+    assert Verdict("C1", "trained", smallest([below, dependent])).state(LEVEL) == "contradicted"
 
 
-# Noise groups
-
-
-def fill_two_sizes(folder):
-    """Write results whose seeds differ by 8 points with few images and by 0.2 with many."""
-    results = Results(folder / "results.jsonl", "x", 300)
-    groups = {(name, n): [Trial(name, {"n": n, "seed": seed}) for seed in range(2)] for name in "ab" for n in (1, 2)}
-    for (_, n), trials in groups.items():
-        for seed, trial in enumerate(trials):
-            right = np.arange(1000) < 500 + (80 if n == 1 else 2) * seed
-            result = {"right": pack(right), "count": 1000}
-            results.add({"key": trial.trial_id("x"), "cell": trial.to_json(), "result": result, "measured": {}})
-    return results, groups
-
-
-def test_seed_noise_is_separate_for_each_size(tmp_path):
-    accuracies = Accuracies(*fill_two_sizes(tmp_path), noise_group=lambda key: key[1])
-    spread = [accuracies.noise_of(("a", n)) for n in (1, 2)]
-    assert [noise.variance for noise in spread] == [pytest.approx(0.08**2 / 2), pytest.approx(0.002**2 / 2)]
-    assert [noise.freedom for noise in spread] == [2, 2]
-    across = accuracies.contrast((1.0, ("a", 1)), (-1.0, ("b", 1)), (-1.0, ("a", 2)), (1.0, ("b", 2)))
-    assert across.error == pytest.approx(math.sqrt(0.08**2 / 2 + 0.002**2 / 2), rel=1e-6)
-    assert across.freedom == pytest.approx(2, rel=0.01)
-    assert accuracies.difference(("a", 2), ("b", 2)).error < 0.01
-
-
-def noises(question, folder):
-    """Return the seed noise of every variant of a question with two seeds each."""
-    invented = InventedResults(folder, question)
-    for trials in question.trials.values():
-        for trial in trials:
-            invented.train(trial, 0.8)
-    question.read(invented.results)
-    return {name: question.accuracies.noise_of(name) for name in question.accuracies.right}
-
-
-def test_questions_pool_noise_within_noise_groups(tmp_path):
-    for number, (kind, size) in enumerate(((DataQuestion, 1), (AugmentationQuestion, 2), (SizeQuestion, 2))):
-        (tmp_path / str(number)).mkdir()
-        pooled = noises(kind("q", digits_lab()), tmp_path / str(number))
-        of_sizes = {name[size]: noise for name, noise in pooled.items()}
-        assert len(of_sizes) == 2
-        assert all(noise is of_sizes[name[size]] for name, noise in pooled.items())
-        counts = {n: sum(name[size] == n for name in pooled) for n in of_sizes}
-        assert {n: noise.freedom for n, noise in of_sizes.items()} == counts  # two seeds each
-    (tmp_path / "encoder").mkdir()
-    pooled = noises(EncoderQuestion("q", digits_lab()), tmp_path / "encoder")
-    assert pooled["pre"] is pooled["post"] is pooled["bare-deep"]
-    assert pooled["pre"] is not pooled["base"]
-
-
-def test_false_positive_rate_matches_the_level_at_a_noisy_size():
-    """Seeds differ twice as much with few images as elsewhere; 10,000 test images, three seeds, four families."""
-    generator = np.random.default_rng(0)
-
-    def is_significant():
-        hard = generator.normal(size=10_000)
-        rights = []
-        for _ in range(4):
-            cuts = stats.norm.ppf(0.65 + generator.normal(0, 0.008, 3)) * math.sqrt(2)
-            rights.append(np.stack([hard + generator.normal(size=10_000) < cut for cut in cuts]).astype(float))
-        noise = pool(right.mean(axis=1).tolist() for right in rights)
-        return contrast([(1.0, rights[0], noise), (-1.0, rights[1], noise)]).p_value < LEVEL
-
-    assert rate(is_significant, 150) < 0.09
-
-
-# Log errors, gaps, curves
+# Functions of accuracies
 
 
 def test_log_errors_are_paired_and_match_the_bootstrap():
     generator = np.random.default_rng(0)
     hard = generator.normal(size=4000)
     rights = [np.stack([hard + generator.normal(0, 0.3, 4000) < cut] * 2).astype(float) for cut in (1.0, 1.1, 0.2, 0.3)]
-    noise, weights = SeedNoise(1e-8, 6), (1.0, -1.0, -1.0, 1.0)
-    estimate = log_errors([(weight, right, noise) for weight, right in zip(weights, rights, strict=True)])
+    weights = (1.0, -1.0, -1.0, 1.0)
+    estimate = log_errors(list(zip(weights, rights, strict=True)))
     wrong = [1 - right.mean() for right in rights]
     assert estimate.value == pytest.approx(sum(w * math.log(share) for w, share in zip(weights, wrong, strict=True)))
     draws = []
@@ -207,296 +256,99 @@ def test_log_errors_are_paired_and_match_the_bootstrap():
         shares = [1 - right[:, sample].mean() for right in rights]
         draws.append(sum(w * math.log(share) for w, share in zip(weights, shares, strict=True)))
     assert estimate.error == pytest.approx(np.std(draws), rel=0.15)
-    assert estimate.halves == pytest.approx((estimate.value, estimate.value))
+
+
+def test_lost_skill_is_the_lost_share_above_chance():
+    generator = np.random.default_rng(0)
+
+    def draw():
+        return [generator.random((6, 4000)) < share for share in (0.9, 0.5)]
+
+    original, changed = draw()
+    estimate = lost_skill(original, changed, 0.1)
+    assert estimate.value == pytest.approx(0.5, abs=0.02)
+    draws = [lost_skill(*draw(), 0.1) for _ in range(300)]
+    errors = [each.error for each in draws]
+    assert np.mean(errors) == pytest.approx(np.std([each.value for each in draws]), rel=0.15)
+    assert math.isnan(lost_skill(changed * 0, changed, 0.1).error)
 
 
 def test_draw_accuracies_share_images_and_include_seed_noise():
     generator = np.random.default_rng(7)
     right = np.stack([generator.random(400) < 0.7] * 2).astype(float)
-    same = draw_accuracies([(right, SeedNoise(0.0, 4)), (right, SeedNoise(0.0, 4))])
-    assert np.ptp(same[:, 0] - same[:, 1]) == 0  # the images are the same
+    same = draw_accuracies([right, right])
+    assert np.ptp(same[:, 0] - same[:, 1]) == 0  # the images and the seeds are the same
     assert same[:, 0].std() == pytest.approx(math.sqrt(0.21 / 400), rel=0.15)
-    noisy = draw_accuracies([(right, SeedNoise(1e-2, 3)), (right, SeedNoise(1e-2, 3))])
-    apart = noisy[:, 0] - noisy[:, 1]
-    wide = math.sqrt(1e-2) * stats.t.ppf(0.975, 3)
-    assert central_interval(apart.tolist())[1] == pytest.approx(wide, rel=0.25)
+    shifts = np.array([0.3, -0.1, -0.1, -0.1])[:, None]
+    constant = np.full((4, 400), 0.5)
+    apart = draw_accuracies([constant + shifts, constant])
+    wide = 0.1 * stats.t.ppf(0.975, 3)  # the seeds have a standard error of 0.1
+    assert central_interval((apart[:, 0] - apart[:, 1]).tolist())[1] == pytest.approx(wide, rel=0.25)
     assert central_interval([1.0] * 390 + [math.inf] * 10) == (1.0, 1.0)
     assert math.isinf(central_interval([1.0] * 380 + [math.inf] * 20)[1])
 
 
-def ask_about_data(folder, accuracy, sizes=(100, 300, 600, 1000)):
-    """Return the data question and its verdicts for accuracies by family and size."""
-    question = DataQuestion("data", digits_lab(sizes))
-    invented = InventedResults(folder, question)
-    for key, trials in question.trials.items():
-        for trial in trials:
-            invented.train(trial, accuracy(*key))
-    question.read(invented.results)
-    return question, {verdict.claim: verdict for verdict in question.verdicts()}
+# More seeds and images
 
 
-@pytest.mark.parametrize(
-    ("leads", "sentence", "at"),
-    [
-        ((-0.2, -0.1, -0.05, -0.03), "not-crossed", None),
-        ((-0.2, -0.1, 0.1, 0.2), "crossed", 424),
-        ((0.1, 0.1, 0.1, 0.2), "ahead", None),
-        ((-0.2, -0.1, -0.05, 0.0), "level", None),
-        ((-0.2, -0.1, 0.0), "level-few", None),
-        ((-0.2, -0.1, -0.1), "not-crossed-few", None),
-    ],
-)
-def test_crossover_message_depends_on_the_noise(tmp_path, leads, sentence, at):
-    sizes = (100, 300, 600, 1000)[: len(leads)]
-    lead = dict(zip(sizes, leads, strict=True))
-
-    def accuracy(family, count):
-        return 0.5 + 0.1 * math.log10(count / 100) + (lead[count] if family == "vit" else 0)
-
-    _, verdicts = ask_about_data(tmp_path, accuracy, sizes)
-    verdict = verdicts["C2"]
-    assert verdict.message == sentence
-    for language in ("en", "ko"):
-        assert DataQuestion.messages[f"C2-{sentence}"][language].format(**verdict.fields)
-    if at is not None:  # halfway from 300 to 600 in log n
-        assert float(verdict.fields["at"].replace(",", "")) == pytest.approx(at, rel=0.05)
-        assert float(verdict.fields["low"].replace(",", "")) < at < float(verdict.fields["high"].replace(",", ""))
+def test_rescaled_divides_each_variance_by_its_own_number():
+    estimate = contrast([(1.0, crossed_table(np.random.default_rng(0), 5, 40))])
+    seeds = estimate.seed_variance - estimate.residual_error**2
+    rescaled = estimate.rescaled(4, 9)
+    assert rescaled.error**2 == pytest.approx(seeds / 4 + estimate.residual_error**2 / 36 + estimate.image_error**2 / 9)
+    assert rescaled.image_error == pytest.approx(estimate.image_error / 3)
+    assert rescaled.freedom == 4 * 5 - 1
+    assert estimate.rescaled(1, 1).error == pytest.approx(estimate.error)
 
 
-def test_c1_uses_the_two_smallest_sizes(tmp_path):
-    """The CNN leads by 20 points at 100 images, by 10 at 300, and lags at 1,000."""
-    leads = {100: 0.2, 300: 0.1, 1000: -0.2}
-    _, verdicts = ask_about_data(
-        tmp_path, lambda family, count: 0.6 + leads[count] * (family == "resnet"), sizes=tuple(leads)
-    )
-    assert verdicts["C1"].estimate.value == pytest.approx(0.1, abs=0.01)
-    assert len(verdicts["C1"].estimate.parts) == 2
+def test_would_exclude_zero_needs_enough_seeds_and_images():
+    """Twice the error needs four times as many seeds. Seeds do not reduce the error from test images."""
+    estimate = Estimate(0.01, 0.02, 10)
+    assert not estimate.would_exclude_zero(seeds=15)
+    # With 17 times the seeds, the t quantile at 186 degrees of freedom times 0.02 / sqrt(17) is below 0.01.
+    assert estimate.would_exclude_zero(seeds=17)
+    assert not Estimate(0.01, 0.02, 10, image_error=0.006).would_exclude_zero(seeds=1e9)
+    assert Estimate(0.01, 0.02, 10, image_error=0.006).would_exclude_zero(seeds=1e3, images=2)
 
 
-def test_claims_about_growing_data_need_two_sizes(tmp_path):
-    _, verdicts = ask_about_data(tmp_path, lambda _family, _count: 0.8, sizes=(300,))
-    assert [verdicts[claim].estimate for claim in ("C3", "C7")] == [None, None]
+# Distributions and curves
 
 
-def test_gap_error_includes_sampling_of_train_and_test_images(tmp_path):
-    question, verdicts = ask_about_data(tmp_path, lambda _family, count: 0.5 if count == 100 else 0.8)
-    gap = verdicts["C7"].estimate
-    assert gap.value == pytest.approx(0.3, abs=0.01)
-    test_difference = question.accuracies.difference(("vit", 100), ("vit", 1000))
-    assert gap.parts[0].image_error == pytest.approx(test_difference.image_error)  # all training images were evaluated
-    assert test_difference.image_error == pytest.approx(math.sqrt(0.3 * 0.7 / 2000), rel=0.05)
-    question.training_accuracy = {("vit", 8000): 0.9, ("vit", 300): 0.9}
-    assert question._sampling_error(("vit", 8000)) == pytest.approx(math.sqrt(0.9 * 0.1 / 2000 * 0.75))
-    assert question._sampling_error(("vit", 300)) == 0
+def test_student_distribution_matches_scipy():
+    for freedom in (1, 2.5, 7, 40, 1e5):
+        for t in (0.0, 0.3, 2.0, 9.0):
+            assert t_tail(t, freedom) == pytest.approx(stats.t.sf(t, freedom), rel=1e-9)
+        assert t_quantile(0.975, freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
+    assert t_quantile(0.975, math.inf) == pytest.approx(1.959964, rel=1e-6)
 
 
-def test_mixer_claim_needs_the_smallest_and_the_largest_size(tmp_path):
-    question = DataQuestion("data", digits_lab((100, 300, 600)))
-    invented = InventedResults(tmp_path, question)
-    for key, trials in question.trials.items():
-        if key[0] == "vit" or key == ("mixer", 300):  # the largest size is missing
-            for trial in trials:
-                invented.train(trial, 0.8)
-    question.read(invented.results)
-    verdict = next(candidate for candidate in question.verdicts() if candidate.claim == "C34b")
-    assert verdict.estimate is None
+def test_combine_matches_welch_test():
+    values, other_values = np.array([1.0, 2.0, 4.0]), np.array([2.0, 2.5, 3.0, 9.0])
+    parts = [Estimate(x.mean(), x.std(ddof=1) / math.sqrt(len(x)), len(x) - 1) for x in (values, other_values)]
+    combined = combine((1.0, parts[0]), (-1.0, parts[1]))
+    expected = stats.ttest_ind(values, other_values, equal_var=False)
+    assert combined.p_value == pytest.approx(expected.pvalue, rel=1e-9)
+    assert combined.freedom == pytest.approx(expected.df, rel=1e-9)
+    assert combined.interval() == pytest.approx(tuple(expected.confidence_interval()), rel=1e-9)
 
 
-# Learning rates that are cut off
+def test_power_law_sample_efficiency_and_crossover_match_known_curves():
+    counts = [300, 1000, 3000, 10000, 30000]
+    law = PowerLaw(0.07, 5, 0.5)
+    fitted = fit_power_law(counts, law(np.array(counts)).tolist())
+    assert fitted == pytest.approx(law, rel=0.03)
+    assert fit_power_law(counts[:3], law(np.array(counts[:3])).tolist()) is None  # a power law fits any three points
+    ahead, behind = [0.5, 0.6, 0.7, 0.8, 0.9], [0.4, 0.5, 0.6, 0.7, 0.8]
+    assert sample_efficiency(counts, ahead, behind) == pytest.approx(math.sqrt(10), rel=0.05)
+    assert crossover(counts, ahead, behind) is None
+    assert crossover([1, 100], [0.2, 0.0], [0.1, 0.1]) == pytest.approx(10)
 
 
-def cut_off_rates(invented, trial):
-    """Add results in which each further learning rate is better, up to the outermost."""
-    for rate_trial, share in zip(invented.results.rate_trials(trial), (0.5, 0.5, 0.6), strict=True):
-        invented.put(rate_trial, **invented.predictions(0.8), fewshot=0.5, finetuned=0.5, validation_accuracy=share)
-    for share in (0.8, 0.97):
-        invented.put(
-            invented.results.next_rate_trial(trial),
-            **invented.predictions(0.8),
-            fewshot=0.5,
-            finetuned=0.5,
-            validation_accuracy=share,
-        )
-
-
-def test_transfer_is_cut_off_with_its_rates_and_includes_image_noise(tmp_path):
-    lab = digits_lab()
-    for is_cut in (False, True):
-        question = TransferQuestion("transfer", lab)
-        folder = tmp_path / str(is_cut)
-        folder.mkdir()
-        invented = InventedResults(folder, question)
-        for number, (key, trials) in enumerate(question.trials.items()):
-            for seed, trial in enumerate(trials):
-                if not seed and key == ("vit", "linear", 100) and is_cut:
-                    cut_off_rates(invented, trial)
-                for rate_trial in invented.results.rate_trials(trial):
-                    if not invented.results.has(rate_trial):
-                        invented.put(rate_trial, fewshot=0.5, finetuned=0.5, validation_accuracy=0.5)
-                share = 0.5 + 0.3 * (key[2] == 300) + 0.001 * seed + 1e-5 * number
-                invented.put(invented.results.resolve(trial), fewshot=share, finetuned=share, validation_accuracy=0.97)
-        question.read(invented.results)
-        verdict = next(question.verdicts())
-        assert verdict.state(LEVEL) == ("cannot tell" if is_cut else "supported")
-        assert verdict.doubt == ("cut-off" if is_cut else None)
-    new = [lab.images.labels.index(name) for name in halves(lab.images)[1].labels]
-    test_count = int(np.isin(lab.images.test.labels, new).sum())
-    estimate = question._estimate("fewshot", ("vit", "linear", 100))
-    assert estimate.image_error == pytest.approx(math.sqrt(0.5 * 0.5 / test_count), rel=0.01)
-
-
-def test_position_and_order_estimates_are_cut_off_with_their_rates(tmp_path):
-    lab = digits_lab()
-    question = PositionQuestion("position", lab)
-    invented = InventedResults(tmp_path, question)
-    for seed, trial in enumerate(question.fine_trials):
-        invented.train(trial, 0.8, places=[[0, 0, 0.1, 0.1], [9, 0, 0.8, 0.5 + 0.001 * seed]])
-    question.read(invented.results)
-    verdict = next(question.verdicts())
-    assert (verdict.estimate.value, verdict.doubt) == (pytest.approx(0.4005), None)
-    assert len(verdict.estimate.parts) == 2
-    cut_off_rates(invented, question.fine_trials[0])
-    for seed, trial in enumerate(question.fine_trials):
-        curve = [[0, 0, 0.1, 0.1], [9, 0, 0.8, 0.5 + 0.001 * seed]]
-        invented.put(invented.results.resolve(trial), **invented.predictions(0.8), places=curve)
-    question.read(invented.results)
-    assert next(question.verdicts()).doubt == "cut-off"
-    question = OrderQuestion("order", lab)
-    question.accuracies = Accuracies(invented.results, {})
-    question.measurements, question.noise = {"raster": [{"after": {"recency": 0.7}}]}, SeedNoise(1e-6, 3)
-    assert not question._excess_recency("raster").is_cut_off
-    question.accuracies.cut_off = {"raster"}
-    assert question._excess_recency("raster").is_cut_off
-    assert question._excess_recency("raster").value == pytest.approx(0.2)
-
-
-def test_mean_equals_a_sum_of_one_term():
-    noise = SeedNoise(0.04, 5)
-    assert mean_of([1.0, 3.0], noise) == sum_of_means([(1.0, [1.0, 3.0], noise)])
-
-
-def uncertain(value, seeds, images):
-    """Return an estimate with errors from seeds (nine degrees of freedom) and from 2,000 test images."""
-    return combine((1.0, Estimate(value, images, 1999, image_error=images)), (1.0, Estimate(0.0, seeds, 9)))
-
-
-@pytest.mark.parametrize(
-    ("verdict", "name"),
-    [
-        (Verdict("C1", "trained"), "not-run"),
-        (Verdict("C1", "exact"), "not-run"),
-        (Verdict("C1", "trained", Estimate(0.1, math.nan, 0)), "one-seed"),
-        (Verdict("C1", "trained", Estimate(0.1, 0.001, 9, halves=(0.3, -0.1))), "unsteady"),
-        (Verdict("C1", "trained", Estimate(0.01, 0.02, 9, halves=(0.3, -0.1))), "more-seeds"),
-        (Verdict("C1", "trained", Estimate(0.01, 0.02, 9, is_cut_off=True)), "cut-off"),
-        (Verdict("C2", "trained", Estimate(-0.1, 0.001, 9), is_one_sided=True), "beyond-range"),
-        (Verdict("C2", "trained", Estimate(-0.01, 0.02, 9), is_one_sided=True), "beyond-range"),
-        (Verdict("C2", "trained", Estimate(0.01, 0.02, 9), is_one_sided=True), "more-seeds"),
-        (Verdict("C1", "trained", Estimate(0.001, 0.02, 9)), "far-too-few-seeds"),
-        (Verdict("C1", "trained", Estimate(0.0, 0.02, 9)), "far-too-few-seeds"),
-        (Verdict("C1", "trained", uncertain(0.001, 0.02, 0.001)), "far-too-few"),
-        (Verdict("C1", "trained", uncertain(0.01, 0.001, 0.02)), "more-images"),
-        (Verdict("C1", "trained", uncertain(0.01, 0.006, 0.019)), "more-of-both"),
-        (Verdict("C1", "trained", uncertain(0.01, 0.019, 0.006)), "more-of-both"),
-        (Verdict("C20", "trained", Estimate(0.004, 0.02, 9), margin=0.01), "margin-zero"),
-        (Verdict("C20", "trained", Estimate(0.0135, 0.0035, 35), margin=0.01), "margin-difference"),
-        (Verdict("C1", "trained", Estimate(0.1, 0.001, 9)), None),
-    ],
-)
-def test_undecided_verdict_has_the_right_reason(verdict, name):
-    reason = lab_report._undecided_reason(digits_lab(), verdict, LEVEL)
-    assert (None if reason is None else reason.name) == name
-    for language in ("en", "ko") if reason is not None else ():
-        text = reason.text(language)
-        assert "{" not in text
-        assert text in reason.html()
-
-
-@pytest.mark.parametrize(
-    ("estimate", "name", "sources"),
-    [
-        (Estimate(0.01, 0.02, 9), "more-seeds", ("seeds",)),
-        (Estimate(0.17, 0.065, 2), "more-seeds", ("seeds",)),
-        (uncertain(-0.01, 0.02, 0.001), "more-seeds", ("seeds",)),
-        (uncertain(0.01, 0.001, 0.02), "more-images", ("images",)),
-        (uncertain(0.01, 0.006, 0.019), "more-of-both", ("seeds", "images")),
-        (smallest([Estimate(0.01, 0.008, 9), Estimate(0.02, 0.04, 9)]), "more-seeds", ("seeds",)),
-    ],
-)
-def test_remedy_names_the_fewest_sufficient_seeds_and_images(estimate, name, sources):
-    """The named number makes the interval exclude zero, one fewer does not."""
-    lab, level = digits_lab(), 0.01
-    remedy = lab_report._remedy(lab, estimate, level)
-    assert remedy.name == name
-    (count,) = remedy.fields.values()
-    current = lab.seeds if name == "more-seeds" else 1
-    for number, is_decided in ((count - 1, False), (count, True)):
-        assert estimate.would_exclude_zero(level, **dict.fromkeys(sources, number / current)) == is_decided
-
-
-def test_remedy_does_not_suggest_images_that_cannot_help():
-    """Neither more seeds nor more test images alone exclude zero, because seeds vary too much."""
-    estimate = uncertain(-0.0053, 0.0524, 0.0028)
-    assert not estimate.would_exclude_zero(seeds=1e12)
-    assert not estimate.would_exclude_zero(images=1e12)
-    assert lab_report._remedy(digits_lab(), estimate, LEVEL).name == "far-too-few"
-
-
-def test_rescaled_error_matches_more_seeds_and_images():
-    generator = np.random.default_rng(0)
-    few, many = (generator.normal(size=(4, seeds)) for seeds in (5, 20))
-    noise = pool(few.tolist())
-    rescaled = sum_of_means([(1.0, few[0], noise), (-1.0, few[1], noise)], images=0.1, freedom=1e4)._rescaled(4, 9)
-    larger_noise = SeedNoise(noise.variance, 4 * noise.freedom)
-    expected = sum_of_means([(1.0, many[0], larger_noise), (-1.0, many[1], larger_noise)], images=0.1 / 3, freedom=9e4)
-    assert rescaled.error == pytest.approx(expected.error)
-    assert rescaled.freedom == pytest.approx(expected.freedom, rel=0.01)
-
-
-# Equivalence
-
-
-@pytest.mark.parametrize("value", [-0.016, -0.008, -0.004, 0.0, 0.003, 0.007, 0.012, 0.02])
-@pytest.mark.parametrize("error", [0.0005, 0.002, 0.006])
-def test_equality_verdict_matches_two_one_sided_tests(value, error):
-    """It does not matter whether the interval includes zero: 0.3 +- 0.1 points are equal within one."""
-    margin, freedom = 0.01, 12
-    above, below = stats.t.sf([(value + margin) / error, (margin - value) / error], freedom)
-    apart = min(stats.t.sf([(value - margin) / error, (-margin - value) / error], freedom))
-    expected = "supported" if max(above, below) < LEVEL / 2 else "contradicted" if apart < LEVEL / 2 else "cannot tell"
-    verdict = Verdict("C20", "trained", Estimate(value, error, freedom), margin=margin)
-    assert verdict.state(LEVEL) == expected
-    low, high = verdict.estimate.interval()
-    assert (expected == "supported") == (-margin < low and high < margin)
-    assert (expected == "contradicted") == (low > margin or high < -margin)
-
-
-def test_reason_for_an_open_equality_names_the_margin():
-    """1-D and 2-D positions on Fashion-MNIST: the interval excludes zero and crosses one point."""
-    verdict = Verdict("C20", "trained", Estimate(-0.0135, 0.0035, 35, image_error=0.0019), margin=0.01)
-    text = lab_report._undecided_reason(digits_lab(), verdict, LEVEL).text("en")
-    assert text.startswith("The interval excludes zero and crosses the margin of ±1.0 points: there is a difference,")
-    assert text.endswith("times as many seeds and test images would decide.")
-    level = Verdict("C20", "trained", Estimate(-0.004, 0.0035, 35), margin=0.01)
-    assert "excludes zero" not in lab_report._undecided_reason(digits_lab(), level, LEVEL).text("en")
-
-
-def test_report_applies_holms_correction(tmp_path):
-    """One claim at p = 0.04 is supported, two are not after Holm's correction."""
-
-    class Claims(Question):
-        def verdicts(self):
-            yield from (Verdict(claim, "trained", Estimate(0.01, error, math.inf)) for claim, error in self.errors)
-
-    Claims.messages = {name: {"en": name, "ko": name} for name in ("title", "about", "C1", "C1-rule", "C2", "C2-rule")}
-    question = Claims("claims", digits_lab())
-    error_at_004 = 0.01 / stats.norm.isf(0.02)
-    for errors, expected in (
-        ([("C1", error_at_004)], ["supported"]),
-        ([("C1", error_at_004), ("C2", error_at_004)], ["cannot tell", "cannot tell"]),
-        ([("C1", error_at_004), ("C2", error_at_004 / 10)], ["supported", "supported"]),
-    ):
-        question.errors = errors
-        document = lab_report.write_report(tmp_path, question.lab, {"claims": question}, machines={}, commands=[])
-        assert [claim["verdict"] for claim in document["claims"]] == expected
-        assert all((claim["interval"][0] > 0) == (claim["verdict"] == "supported") for claim in document["claims"])
+def test_extrapolated_crossover_is_where_the_power_laws_meet():
+    counts = [300, 1000, 3000, 10000]
+    fast, slow = ([1 - float(law(n)) for n in counts] for law in (PowerLaw(0.0, 8, 0.5), PowerLaw(0.0, 2, 0.3)))
+    assert extrapolated_crossover(counts, fast, slow) == counts[-1]  # they met at 1,024, within the range
+    steep, flat = ([1 - float(law(n)) for n in counts] for law in (PowerLaw(0.0, 20, 0.5), PowerLaw(0.0, 1, 0.2)))
+    assert extrapolated_crossover(counts, steep, flat) == pytest.approx(20 ** (1 / 0.3), rel=0.05)
+    assert math.isinf(extrapolated_crossover(counts[:2], flat[:2], steep[:2]))  # two points have no power law
+    assert math.isinf(extrapolated_crossover(counts[:3], flat[:3], steep[:3]))  # neither do three
