@@ -222,17 +222,33 @@ def show_comparison(report: Report, arguments: CliArguments) -> None:
     if arguments.json:
         return print_json(report.to_json())
     if "claims" in report:
-        rows = [
-            [claim["id"], localise(claim["verdict"], "claims"), claim["question"], localise(claim["rule"], "claims")]
-            for claim in report["claims"]
-        ]
-        print_table(("claim", "verdict", "question", "decided by"), rows)
+        _print_claims(report["claims"])
+        sys.stdout.write("\n")
+        for sentence in report["summary"]:
+            sys.stdout.write(f"{escape_unprintable(localise(sentence, 'claims'))}\n")
     else:
         bundles = report["bundles"]
         names = list(dict.fromkeys(name for bundle in bundles for name in bundle["measures"]))
         rows = [[name, *(_format_measure(bundle["measures"].get(name)) for bundle in bundles)] for name in names]
         print_table(("measure", *(bundle["name"] for bundle in bundles)), rows)
     return _print_report_path(arguments.values["output"])
+
+
+def _print_claims(claims: Sequence[dict[str, Any]]) -> None:
+    """Print the sentence of each claim of the lab with its verdict, value and interval."""
+    points = localise("points", "claims")
+    rows = []
+    for claim in claims:
+        scale, digits, unit = (100, 1, f" {points}") if claim["unit"] == "share" else (1, 2, "")
+        value, interval = "-", "-"
+        if claim["kind"] == "trained" and claim["value"] is not None:
+            value = f"{scale * claim['value']:+.{digits}f}{unit}"
+            if claim["interval"] is not None:
+                interval = " … ".join(f"{scale * end:+.{digits}f}" for end in claim["interval"])
+        sentence, verdict = (localise(claim[name], "claims") for name in ("claim", "verdict"))
+        rows.append([claim["id"], sentence, verdict, value, interval])
+    headers = ("", "claim", "verdict", "value", "95 % interval")
+    print_table(headers, rows, droppable=("95 % interval", "value"), wrapped="claim")
 
 
 def _format_measure(measure: dict[str, Any] | None) -> str:

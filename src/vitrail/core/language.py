@@ -31,7 +31,7 @@ FILES = {
     "phrases": ("messages/phrases.toml",),
     "headings": ("messages/headings.toml",),
     "cells": ("messages/cells.toml",),
-    "claims": ("lab/lab_report.toml", "lab/questions/*.toml"),
+    "claims": ("lab/lab_report.toml", "lab/published.toml", "lab/questions/*.toml"),
 }
 """The message files of each category of texts.
 

@@ -203,11 +203,14 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppable: Sequence[str] = ()) -> None:
+def print_table(
+    headers: Sequence[str] | None, rows: list[list[str]], *, droppable: Sequence[str] = (), wrapped: str | None = None
+) -> None:
     """Print rows of text to stdout, wrapped to the width of a terminal (not in a pipe).
 
-    In a narrow terminal, `droppable` columns are left out, in their order, until the table fits. The command line
-    translates headers; without headers, rows are names and values, which are both translated.
+    In a narrow terminal, `droppable` columns are left out, in their order, until the table fits. The column `wrapped`
+    has long texts: it is wrapped to a quarter of the width before others are left out. The command line translates
+    headers; without headers, rows are names and values, which are both translated.
     """
     from rich.console import Console
     from rich.table import Column, Table
@@ -220,12 +223,18 @@ def print_table(headers: Sequence[str] | None, rows: list[list[str]], *, droppab
         rows = [[localise(name, "headings"), *(localise(value, "cells") for value in values)] for name, *values in rows]
     for dropped_count in range(len(droppable) + 1):
         indices = [index for index, name in enumerate(names) if name not in droppable[:dropped_count]]
-        columns = [Column(localise(names[index], "headings"), overflow="fold") for index in indices]
+        widths = [console.width // 4 if names[index] == wrapped else None for index in indices]
+        columns = [
+            Column(localise(names[index], "headings"), overflow="fold", max_width=width)
+            for index, width in zip(indices, widths, strict=True)
+        ]
         table = Table(*columns, box=None, pad_edge=False, show_header=headers is not None)
         for row in rows:
             table.add_row(*(Text(escape_unprintable(row[index])) for index in indices))  # not markup
         if console.measure(table, options=console.options.update(max_width=100_000)).maximum <= console.width:
             break
+    for column in columns:
+        column.max_width = None
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))

@@ -12,7 +12,8 @@ from vitrail.core.html import Html, escape
 from vitrail.core.message_files import load_messages
 from vitrail.evaluation.paired import holm_levels
 from vitrail.lab.hardware import describe_machine
-from vitrail.lab.question import COLOURS, Lab, Question, Score, Verdict, percent_interval, points_text
+from vitrail.lab.published import PUBLISHED, published_t
+from vitrail.lab.question import COLOURS, Lab, Question, Score, State, Verdict, percent_interval, points_text
 from vitrail.lab.statistics import Estimate
 from vitrail.reports.charts import Interval, interval_chart, standalone_svg
 from vitrail.reports.families import family_label
@@ -20,12 +21,16 @@ from vitrail.reports.page_kit import bilingual_page, figure, headline_numbers, t
 from vitrail.reports.translations import translator
 
 MESSAGES = load_messages(__file__)
-_VERDICT_GROUPS = {
-    "holds": ("true", "supported"),
-    "fails": ("false", "contradicted"),
-    "open": ("cannot tell",),
-    "reported": ("reported",),
-}
+_COUNTED_STATES: tuple[State, ...] = (
+    "supported",
+    "contradicted",
+    "cannot tell",
+    "true",
+    "false",
+    "not run",
+    "reported",
+)
+"""Verdicts in the order of the headline: about these images, about any images, without a verdict."""
 _MAX_FACTOR = 30  # largest multiple of the seeds or test images that is suggested
 
 t = translator(MESSAGES)
@@ -63,16 +68,12 @@ def write_report(
     write_figures(output / "figures", figures)
     scores, score_figures = _score_section(questions)
     figures |= score_figures
-    heads = [t(name) for name in ("claim", "verdict", "number", "rule")]
-    states = [entry["verdict"] for entry in entries]
-    headline = headline_numbers(
-        [
-            (t(f"count-{name}"), str(sum(state in counted_states for state in states)))
-            for name, counted_states in _VERDICT_GROUPS.items()
-        ]
-    )
-    claim_table = f"{headline}{t('about-claims', 'p')}{table(heads, rows)}"
-    claims = f'<section id="claims"><h2>{t("claims")}</h2>{claim_table}</section>'
+    heads = [t(name) for name in ("claim", "verdict", "number", "rates", "published")]
+    counts = {state: sum(entry["verdict"] == state for entry in entries) for state in _COUNTED_STATES}
+    headline = headline_numbers([(t(f"count {state}"), str(count)) for state, count in counts.items() if count])
+    notes = f"{t('about-claims', 'p')}{t('about-rates', 'p')}{t('estimator', 'p')}"
+    claim_table = table(heads, rows, stacks=True)
+    claims = f'<section id="claims"><h2>{t("claims")}</h2>{headline}{notes}{claim_table}</section>'
     all_commands = escape("\n".join(commands))
     body = (
         f"{claims}{scores}{''.join(sections)}"
@@ -84,6 +85,8 @@ def write_report(
     write_text(output / "index.html", bilingual_page(title, t("subtitle"), body, style=style))
     document = {
         "dataset": lab.images.name,
+        "counts": counts,
+        "summary": [MESSAGES[name]["en"].format(**_count_fields(counts)) for name in _summary_names(counts)],
         "claims": entries,
         "numbers": {name: q.numbers() for name, q in questions.items()},
     }
@@ -91,6 +94,20 @@ def write_report(
     document = json.loads(json.dumps(document), parse_constant=lambda _: None)
     write_json(output / "claims.json", document)
     return document
+
+
+def _summary_names(counts: Mapping[State, int]) -> list[str]:
+    """Return the names of the sentences that count the verdicts: about these images, about any, and without one."""
+    groups: dict[str, tuple[State, ...]] = {
+        "summary-these": ("supported", "contradicted", "cannot tell"),
+        "summary-any": ("true", "false"),
+        "summary-not-run": ("not run",),
+    }
+    return [name for name, states in groups.items() if any(counts[state] for state in states)]
+
+
+def _count_fields(counts: Mapping[State, int]) -> dict[str, int]:
+    return {state.replace(" ", "_"): count for state, count in counts.items()}
 
 
 def write_figures(folder: Path, figures: Mapping[str, str]) -> None:
@@ -136,12 +153,23 @@ def _claim_row(question: Question, verdict: Verdict, level: float) -> list[objec
         texts.append(question.t(f"{verdict.claim}-{verdict.message}", **verdict.fields))
     if (reason := _undecided_reason(question.lab, verdict, level)) is not None:
         texts.append(reason.html("small"))
+    rule = t("rule", "small", rule=question.t(f"{verdict.claim}-rule"))
     return [
-        Html(f"<b>{escape(verdict.claim)}</b> {question.t(verdict.claim)}"),
+        Html(f"<b>{escape(verdict.claim)}</b> {question.t(verdict.claim)}<br>{rule}"),
         Html(f'<span class="verdict {state.replace(" ", "-")}">{t(state)}</span>'),
         Html("<br>".join(map(escape, texts)) or "-"),
-        question.t(f"{verdict.claim}-rule"),
+        Html(f"{escape(_rates_text(verdict))}{unit}") if _rates(verdict) is not None else "-",
+        published_t(verdict.claim) if verdict.claim in PUBLISHED else "-",
     ]
+
+
+def _rates(verdict: Verdict) -> tuple[float, float] | None:
+    """Return the smallest and largest value over all learning rates that may be the best ones."""
+    return None if verdict.estimate is None else verdict.estimate.rates
+
+
+def _rates_text(verdict: Verdict) -> str:
+    return " … ".join(map(_number_format(verdict), _rates(verdict) or ()))
 
 
 def _number_text(verdict: Verdict, level: float) -> str:
@@ -165,6 +193,8 @@ class Reason(NamedTuple):
     name: str
     fields: dict[str, Any]
     """Values of its placeholders. `remedy` is a `Reason` itself."""
+    needs: Mapping[str, float] | None = None
+    """What would decide the claim: `seeds` in all, further `trainings` and their `cpu_hours`, `image_factor`."""
 
     def text(self, language: str) -> str:
         """Return the message in one language."""
@@ -180,10 +210,11 @@ class Reason(NamedTuple):
 
 def _undecided_reason(lab: Lab, verdict: Verdict, level: float) -> Reason | None:
     """Return why a claim is undecided. None if it is decided."""
-    if verdict.state(level) != "cannot tell":
-        return None
-    if verdict.kind != "trained" or verdict.estimate is None:
+    state = verdict.state(level)
+    if state == "not run":
         return Reason("not-run", {})
+    if state != "cannot tell" or verdict.estimate is None:
+        return None
     if verdict.deciding is None:
         return Reason("one-seed", {})
     low, high = verdict.deciding.interval(level)
@@ -192,24 +223,39 @@ def _undecided_reason(lab: Lab, verdict: Verdict, level: float) -> Reason | None
         return Reason(verdict.doubt, dict(zip(("low", "high"), map(_number_format(verdict), ends), strict=True)))
     if verdict.is_one_sided and verdict.deciding.value <= 0:
         return Reason("beyond-range", {})
-    remedy = _remedy(lab, verdict.deciding, level)
+    remedy = _with_hours(_remedy(lab, verdict.deciding, level), verdict.deciding)
     if verdict.margin is None:
         return remedy
     low, high = verdict.estimate.interval(level)
     name = "margin-zero" if low <= 0 <= high else "margin-difference"
-    return Reason(name, {"margin": f"{100 * verdict.margin:.1f}", "remedy": remedy})
+    return Reason(name, {"margin": f"{100 * verdict.margin:.1f}", "remedy": remedy}, remedy.needs)
 
 
 def _remedy(lab: Lab, estimate: Estimate, level: float) -> Reason:
     """Return the message on how the interval would exclude zero: more seeds, else more test images, else both."""
-    if seeds := _smallest_sufficient(lab.seeds, lambda times: estimate.would_exclude_zero(level, seeds=times)):
-        return Reason("more-seeds", {"seeds": seeds})
+    current = min((training.seeds for training in estimate.trainings), default=lab.seeds)
+    if seeds := _smallest_sufficient(current, lambda times: estimate.would_exclude_zero(level, seeds=times)):
+        return Reason("more-seeds", {"seeds": seeds}, {"seeds": seeds})
     if times := _smallest_sufficient(1, lambda times: estimate.would_exclude_zero(level, images=times)):
-        return Reason("more-images", {"times": times})
+        return Reason("more-images", {"times": times}, {"image_factor": times})
     if times := _smallest_sufficient(1, lambda times: estimate.would_exclude_zero(level, seeds=times, images=times)):
-        return Reason("more-of-both", {"times": times})
+        return Reason("more-of-both", {"times": times}, {"seeds": times * current, "image_factor": times})
     has_images = any(part.image_error for part in estimate.parts or (estimate,))
     return Reason("far-too-few" if has_images else "far-too-few-seeds", {"times": _MAX_FACTOR})
+
+
+def _with_hours(remedy: Reason, estimate: Estimate) -> Reason:
+    """Return the message with the processor time of the further seeds, if it was measured."""
+    needs = remedy.needs or {}
+    seeds = needs.get("seeds", 0)
+    missing = {training: seeds - training.seeds for training in estimate.trainings if training.seeds < seeds}
+    hours = sum(count * training.seconds for training, count in missing.items()) / 3600
+    if not missing or math.isnan(hours):
+        return remedy
+    trainings = sum(missing.values())
+    text = f"{hours:,.1f}" if hours >= 0.1 else f"{max(hours, 0.01):.2f}"
+    fields = {"remedy": remedy, "hours": text, "trainings": f"{trainings:,}"}
+    return Reason("hours", fields, {**needs, "trainings": trainings, "cpu_hours": hours})
 
 
 def _smallest_sufficient(current: int, is_enough: Callable[[float], bool]) -> int | None:
@@ -221,13 +267,17 @@ def _smallest_sufficient(current: int, is_enough: Callable[[float], bool]) -> in
 
 def _claim_to_json(lab: Lab, question: Question, verdict: Verdict, level: float) -> dict[str, Any]:
     has_interval = verdict.estimate is not None and not math.isnan(verdict.estimate.error)
+    reason = _undecided_reason(lab, verdict, level)
     return {
         "id": verdict.claim,
         "question": question.name,
+        "kind": verdict.kind,
         "claim": question.messages[verdict.claim]["en"],
         "verdict": verdict.state(level),
+        "unit": "share" if verdict.is_share else "number",
         "value": verdict.estimate.value if verdict.estimate is not None else verdict.holds,
         "interval": list(verdict.estimate.interval(level)) if has_interval and verdict.estimate is not None else None,
+        "rates": None if (rates := _rates(verdict)) is None else list(rates),
         **({"margin": verdict.margin} if verdict.margin is not None else {}),
         "rule": question.messages[f"{verdict.claim}-rule"]["en"],
         "dataset": lab.images.name,
@@ -236,7 +286,9 @@ def _claim_to_json(lab: Lab, question: Question, verdict: Verdict, level: float)
             if verdict.fields
             else {}
         ),
-        **({"why": reason.text("en")} if (reason := _undecided_reason(lab, verdict, level)) is not None else {}),
+        **({"why": reason.text("en")} if reason is not None else {}),
+        **({"needs": dict(reason.needs)} if reason is not None and reason.needs else {}),
+        **({"published": PUBLISHED[verdict.claim]["en"]} if verdict.claim in PUBLISHED else {}),
     }
 
 

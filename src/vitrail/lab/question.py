@@ -18,6 +18,7 @@ from vitrail.core.message_files import Messages
 from vitrail.lab.images import Images
 from vitrail.lab.statistics import (
     Estimate,
+    Training,
     accuracy,
     contrast,
     draw_accuracies,
@@ -33,7 +34,7 @@ from vitrail.lab.trial_results import Results
 from vitrail.reports.families import COLOURS as COLOURS
 from vitrail.reports.translations import translate
 
-State = Literal["true", "false", "supported", "contradicted", "cannot tell", "reported"]
+State = Literal["true", "false", "supported", "contradicted", "cannot tell", "not run", "reported"]
 
 FIRST_SEEDS = 3
 """Number of seeds in the first rounds of a question. Later rounds add the others."""
@@ -106,11 +107,13 @@ class Verdict:
         return within_margin(self.estimate, self.margin)
 
     def state(self, level: float) -> State:
-        """Return the verdict at the level given by Holm's correction."""
+        """Return the verdict at the level given by Holm's correction. Not run: trials that it needs are missing."""
         if self.kind == "reported":
-            return "reported" if self.fields else "cannot tell"
+            return "reported" if self.fields else "not run"
         if self.kind == "exact":
-            return "cannot tell" if self.holds is None else ("true" if self.holds else "false")
+            return "not run" if self.holds is None else ("true" if self.holds else "false")
+        if self.estimate is None:
+            return "not run"
         if self.deciding is None or self.doubt is not None:
             return "cannot tell"
         low, high = self.deciding.interval(level)
@@ -206,6 +209,7 @@ class Accuracies:
             if finished:
                 self._by_seed[name] = finished
         self.cut_off = find_cut_off(results, groups)
+        self.trainings = find_trainings(results, groups)
         self._plausible = {name: results.plausible_rates(trials[0]) for name, trials in groups.items() if trials}
         """Test correctness (seeds, images) of each learning rate that may be the best, the chosen rate first."""
 
@@ -240,6 +244,7 @@ class Accuracies:
             for part, is_in_part in parts.items()
         }
         part_accuracies.cut_off = {key for key in part_accuracies._by_seed if key[0] in self.cut_off}
+        part_accuracies.trainings = {key: self.trainings[key[0]] for key in part_accuracies._by_seed}
         return part_accuracies
 
     def __contains__(self, name: Any) -> bool:
@@ -305,8 +310,11 @@ class Accuracies:
 
     def _mark_rates(self, estimate: Estimate, names: Sequence[Any], rates: tuple[float, float]) -> Estimate:
         has_rates = any(self._plausible.get(name) for name in names)
-        is_cut_off = not self.cut_off.isdisjoint(names)
-        return estimate._replace(is_cut_off=is_cut_off, rates=rates if has_rates else None)
+        return estimate._replace(
+            is_cut_off=not self.cut_off.isdisjoint(names),
+            rates=rates if has_rates else None,
+            trainings=frozenset(self.trainings[name] for name in names),
+        )
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -317,6 +325,18 @@ class Accuracies:
 def find_cut_off(results: Results, groups: Mapping[Any, Sequence[Trial]]) -> set[Any]:
     """Return the variants whose best learning rate may lie outside the range that was tried."""
     return {name for name, trials in groups.items() if any(map(results.is_cut_off, trials))}
+
+
+def find_trainings(results: Results, groups: Mapping[Any, Sequence[Trial]]) -> dict[Any, Training]:
+    """Return what one more seed of each variant that was run would cost."""
+    trainings = {}
+    for name, trials in groups.items():
+        finished = [trial for trial in trials if results.get(trial) is not None]
+        if finished:
+            seconds = [value for trial in finished if (value := results.seconds(trial)) is not None]
+            mean = sum(seconds) / len(seconds) if seconds else math.nan
+            trainings[name] = Training(trials[0].trial_id(""), len(finished), mean)
+    return trainings
 
 
 def mean_training_accuracies(results: Results, groups: Mapping[Any, Sequence[Trial]]) -> dict[Any, float]:

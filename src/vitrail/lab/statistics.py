@@ -27,6 +27,17 @@ _DRAWS = 400
 _MIN_ERROR_RATE = 1e-4  # lower error rates have no reliable logarithm
 
 
+class Training(NamedTuple):
+    """A variant that an estimate rests on, with the cost of one more seed."""
+
+    variant: str
+    """Identifies the variant, so that the cost of two estimates counts it once."""
+    seeds: int
+    """Number of seeds that it was run with."""
+    seconds: float
+    """Processor seconds per seed. Not a number if they were not measured."""
+
+
 class Estimate(NamedTuple):
     """A value with its standard error, and the conditions for a decision."""
 
@@ -46,6 +57,8 @@ class Estimate(NamedTuple):
     """Smallest and largest possible true value, 0 and 1 for an accuracy."""
     parts: tuple["Estimate", ...] = ()
     """For the smallest of several estimates: all of them."""
+    trainings: frozenset[Training] = frozenset()
+    """The variants that more seeds would train."""
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Return the interval that misses the true value with probability `level`.
@@ -148,7 +161,13 @@ def combine(*terms: tuple[float, Estimate]) -> Estimate:
         sum_ranges([(weight, estimate.range) for weight, estimate in terms])
         if any(estimate.rates for estimate in estimates)
         else None,
+        trainings=union_of_trainings(estimates),
     )
+
+
+def union_of_trainings(estimates: Sequence[Estimate]) -> frozenset[Training]:
+    """Return the variants that any of the estimates rests on."""
+    return frozenset().union(*(estimate.trainings for estimate in estimates))
 
 
 def sum_ranges(terms: Sequence[tuple[float, tuple[float, float]]]) -> tuple[float, float]:
@@ -253,6 +272,7 @@ def smallest(estimates: Sequence[Estimate | None]) -> Estimate | None:
         rates=rates if any(estimate.rates for estimate in available) else None,
         is_cut_off=any(estimate.is_cut_off for estimate in available),
         parts=available,
+        trainings=union_of_trainings(available),
     )
 
 

@@ -157,6 +157,11 @@ class Results:
         record = self._record(trial)
         return None if record is None else record["measured"]
 
+    def seconds(self, trial: Trial) -> float | None:
+        """Return the processor seconds of a trial and of the trainings that it measures. None if they are unknown."""
+        parts = [(self.measured(part) or {}).get("seconds", 0.0) for part in (*trial.inputs, trial)]
+        return sum(parts) or None
+
     def machine(self, trial: Trial) -> str | None:
         """Return the name of the machine that ran a trial. None if it was not run."""
         record = self._record(trial)

@@ -48,8 +48,8 @@ def test_augmented_trials_train_on_shifted_images():
     assert plain.augment.crop == "none"
 
 
-def test_verdicts_without_results_cannot_tell(tmp_path):
-    assert states_without_results(AugmentationQuestion("augmentation", digits_lab()), tmp_path) == {"C4": "cannot tell"}
+def test_verdicts_without_results_are_not_run(tmp_path):
+    assert states_without_results(AugmentationQuestion("augmentation", digits_lab()), tmp_path) == {"C4": "not run"}
 
 
 def test_first_round_has_both_sides_and_shares_plain_trials():

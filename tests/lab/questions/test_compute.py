@@ -24,8 +24,8 @@ def test_verdict_uses_the_smallest_compute(tmp_path, lead, verdict):
     assert shrinking.value == pytest.approx(lead, abs=0.01)
 
 
-def test_verdicts_without_results_cannot_tell(tmp_path):
-    assert states_without_results(ComputeQuestion("compute", digits_lab()), tmp_path) == {"C29": "cannot tell"}
+def test_verdicts_without_results_are_not_run(tmp_path):
+    assert states_without_results(ComputeQuestion("compute", digits_lab()), tmp_path) == {"C29": "not run"}
 
 
 def test_families_have_equal_cost_at_every_width():

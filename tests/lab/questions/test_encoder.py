@@ -49,8 +49,8 @@ def test_verdicts_follow_the_loss_of_each_variant(tmp_path, question, lost, verd
     assert numbers["batch_statistics"]["batch-4"] == [0.5, 0.6]
 
 
-def test_verdicts_without_results_cannot_tell(tmp_path, question):
-    assert set(states_without_results(question, tmp_path).values()) == {"cannot tell"}
+def test_verdicts_without_results_are_not_run(tmp_path, question):
+    assert set(states_without_results(question, tmp_path).values()) == {"not run"}
 
 
 def test_round_holds_both_sides_of_a_contrast(question):

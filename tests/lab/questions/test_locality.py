@@ -45,8 +45,8 @@ def test_verdicts_follow_the_results(tmp_path, proved, cnn, verdict):
     assert question.numbers()["nearest"]["vit 300"][0] == pytest.approx(0.6075)
 
 
-def test_verdicts_without_results_cannot_tell(tmp_path):
-    expected = dict.fromkeys(("C10", "C12a", "C15"), "cannot tell")
+def test_verdicts_without_results_are_not_run(tmp_path):
+    expected = dict.fromkeys(("C10", "C12a", "C15"), "not run")
     assert states_without_results(LocalityQuestion("locality", LAB), tmp_path) == expected
 
 

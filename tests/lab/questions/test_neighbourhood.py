@@ -90,17 +90,17 @@ def test_verdicts_fail_for_numbers_against(tmp_path, proved):
     invented.put(question.proof_trial, families=families, tokens=proved["tokens"], resized=proved["resized"])
     assert states(question, invented) == {
         "C13": "false",
-        "C14": "cannot tell",
+        "C14": "not run",
         "C34a": "false",
         "C36": "false",
         "P2": "contradicted",
     }
 
 
-def test_missing_trials_cannot_tell_and_report_is_written(tmp_path, proved):
+def test_missing_trials_are_not_run_and_report_is_written(tmp_path, proved):
     question = NeighbourhoodQuestion("neighbourhood", LAB)
     question.read(Results(tmp_path / "none.jsonl", "x"))
-    assert {verdict.state(0.05) for verdict in question.verdicts()} == {"cannot tell"}
+    assert {verdict.state(0.05) for verdict in question.verdicts()} == {"not run"}
     assert dict(question.figures()) == {}
     question, invented = invent(tmp_path, proved, {"resnet": 0.5})
     question.read(invented.results)

@@ -121,10 +121,10 @@ def test_verdicts_fail_for_numbers_against(tmp_path, proved):
     assert states(question, invented) == {"C32b": "contradicted", "C33": "false"}
 
 
-def test_missing_trials_cannot_tell_and_report_is_written(tmp_path, proved):
+def test_missing_trials_are_not_run_and_report_is_written(tmp_path, proved):
     question = OrderQuestion("order", LAB)
     question.read(Results(tmp_path / "none.jsonl", "x"))
-    assert {verdict.state(0.05) for verdict in question.verdicts()} == {"cannot tell"}
+    assert {verdict.state(0.05) for verdict in question.verdicts()} == {"not run"}
     assert dict(question.figures()) == {}
     question, invented = invent(tmp_path, proved, {})
     question.read(invented.results)

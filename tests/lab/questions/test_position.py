@@ -131,10 +131,10 @@ def test_verdicts_fail_for_numbers_against(tmp_path):
     assert states(question, invented) == trained | {"C18": "false", "C21": "false"}
 
 
-def test_missing_trials_cannot_tell_and_report_is_written(tmp_path):
+def test_missing_trials_are_not_run_and_report_is_written(tmp_path):
     question = PositionQuestion("position", LAB)
-    question.read(Results(tmp_path / "none.jsonl", "x", 300))
-    assert {verdict.state(0.05) for verdict in question.verdicts()} == {"cannot tell"}
+    question.read(Results(tmp_path / "none.jsonl", "x"))
+    assert {verdict.state(0.05) for verdict in question.verdicts()} == {"not run"}
     question, invented = invent(tmp_path, {}, [(0, 0, 0), (1, 0.1, 0.1), (9, 0.5, 0.5)])
     question.read(invented.results)
     document = write_report(tmp_path, LAB, {"position": question}, machines={}, commands=[])
@@ -176,6 +176,6 @@ def test_report_of_one_seed_has_null_errors(tmp_path):
     value, error = document["numbers"]["position"]["accuracy"]["none 1240"]
     assert (value, error) == (pytest.approx(0.8, abs=0.01), None)
     assert json.loads((tmp_path / "claims.json").read_text()) == document
-    assert {claim["verdict"] for claim in document["claims"]} == {"cannot tell"}
+    assert {claim["verdict"] for claim in document["claims"]} == {"cannot tell", "not run"}
     assert "points, n" in (tmp_path / "index.html").read_text()
     assert " … " not in question.html(dict(question.figures()))  # no interval without a second seed

@@ -104,8 +104,8 @@ def test_accuracy_is_split_by_the_distance_of_the_marks(tmp_path, question):
         assert values == [float(distance <= max_distance) for distance in DISTANCES]
 
 
-def test_verdicts_without_results_cannot_tell(tmp_path, question):
-    assert states_without_results(question, tmp_path) == {"C16a": "cannot tell", "C16b": "cannot tell"}
+def test_verdicts_without_results_are_not_run(tmp_path, question):
+    assert states_without_results(question, tmp_path) == {"C16a": "not run", "C16b": "not run"}
 
 
 def test_trial_trains_on_generated_images(tmp_path, question, monkeypatch):

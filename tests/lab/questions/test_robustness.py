@@ -29,7 +29,7 @@ def test_numbers_follow_the_results(tmp_path):
     assert set(dict(question.figures())) == {f"robustness-{kind}" for kind in ("shuffle", "drop", "low", "high")}
 
 
-def test_verdicts_without_results_cannot_tell(tmp_path):
+def test_verdicts_without_results_are_not_run(tmp_path):
     assert states_without_results(RobustnessQuestion("robustness", LAB), tmp_path) == {}
 
 

@@ -29,12 +29,12 @@ def test_verdict_needs_a_gain_of_both_doublings(tmp_path, deeper, wider, verdict
     assert question.gap(("vit-base", 100)) == pytest.approx(0.5, abs=0.01)
 
 
-def test_verdicts_without_results_cannot_tell(tmp_path):
+def test_verdicts_without_results_are_not_run(tmp_path):
     assert states_without_results(SizeQuestion("size", digits_lab()), tmp_path) == {
-        "C5": "cannot tell",
-        "C9": "cannot tell",
+        "C5": "not run",
+        "C9": "not run",
     }
-    assert states_without_results(SizeQuestion("size", digits_lab(sizes=(300,))), tmp_path)["C5"] == "cannot tell"
+    assert states_without_results(SizeQuestion("size", digits_lab(sizes=(300,))), tmp_path)["C5"] == "not run"
 
 
 def test_double_depth_costs_twice_and_double_width_four_times():

@@ -67,10 +67,10 @@ def test_transfer_verdict_follows_few_shot_accuracy(tmp_path, sign, state):
 
 
 @pytest.mark.parametrize("question_class", [TransferQuestion, SelfSupervisionQuestion])
-def test_verdicts_without_results_cannot_tell(tmp_path, question_class):
+def test_verdicts_without_results_are_not_run(tmp_path, question_class):
     question = question_class("name", LAB)
     question.read(Results(tmp_path / "r.jsonl", "x"))
-    assert {verdict.state(0.05) for verdict in question.verdicts()} <= {"cannot tell", "reported"}
+    assert {verdict.state(0.05) for verdict in question.verdicts()} <= {"not run", "reported"}
     assert "Nothing was run" in question.html(dict(question.figures()))
 
 

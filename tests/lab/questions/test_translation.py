@@ -53,10 +53,10 @@ def test_verdicts_follow_the_results(tmp_path, proved, cnn, verdict):
     assert question.numbers()["errors"][f"vit trained {largest} pooled 2"] == pytest.approx(0.35)
 
 
-def test_verdicts_without_results_cannot_tell(tmp_path):
+def test_verdicts_without_results_are_not_run(tmp_path):
     assert states_without_results(TranslationQuestion("translation", LAB), tmp_path) == {
-        "C11": "cannot tell",
-        "C12b": "cannot tell",
+        "C11": "not run",
+        "C12b": "not run",
     }
 
 

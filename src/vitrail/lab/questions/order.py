@@ -99,7 +99,11 @@ class OrderQuestion(Question):
     def _excess_recency(self, order: str) -> Estimate:
         """Return the recency index minus 0.5, its value for even influence."""
         estimate = mean_of([result["after"]["recency"] - 0.5 for result in self.measurements[order]])
-        return estimate._replace(is_cut_off=order in self.accuracies.cut_off)
+        trainings = self.accuracies.trainings
+        return estimate._replace(
+            is_cut_off=order in self.accuracies.cut_off,
+            trainings=frozenset((trainings[order],)) if order in trainings else frozenset(),
+        )
 
     def _assumes_order(self) -> bool | None:
         """Return whether C33 holds: the LSTM depends on the order of patches, ViT without positions does not."""

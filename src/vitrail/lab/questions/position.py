@@ -17,7 +17,7 @@ from vitrail.lab.images import Images
 from vitrail.lab.measurements import measurement_trial, open_model
 from vitrail.lab.permute import move, permutation
 from vitrail.lab.position_measures import measure_encoding, pairwise_distances
-from vitrail.lab.question import Verdict
+from vitrail.lab.question import Verdict, find_trainings
 from vitrail.lab.statistics import Estimate, mean_of, smallest
 from vitrail.lab.trial import Outcome, Trial
 from vitrail.lab.trial_results import Results
@@ -95,6 +95,7 @@ class PositionQuestion(VariantQuestion):
         self.structure_curves = [np.array(result["places"]) for result in fine_results if result.get("places")]
         """For each seed (evaluations, 5): step, additive, row, column, nearness. The first row is before training."""
         self.is_fine_cut_off = any(map(results.is_cut_off, self.fine_trials))
+        self.fine_trainings = frozenset(find_trainings(results, {"fine": self.fine_trials}).values())
 
     def verdicts(self) -> Iterator[Verdict]:
         yield Verdict("C17", "trained", self._nearness_gain(), is_share=False)
@@ -111,7 +112,7 @@ class PositionQuestion(VariantQuestion):
         if not self.structure_curves:
             return None
         gains = [float(curve[-1, NEARNESS] - curve[0, NEARNESS]) for curve in self.structure_curves]
-        return mean_of(gains)._replace(is_cut_off=self.is_fine_cut_off)
+        return mean_of(gains)._replace(is_cut_off=self.is_fine_cut_off, trainings=self.fine_trainings)
 
     def _needs_position(self) -> bool | None:
         """Return whether C18 holds: only without positions, the order of patches changes no logit."""

@@ -117,7 +117,11 @@ class RangeQuestion(Question):
             return Verdict("C16a", "trained", is_share=False)
         lows, highs = zip(*(self._needed_range(name) for name in ("vit", "resnet")), strict=True)
         estimate = mean_of([a - b for a, b in zip(vit, cnn, strict=False)])
-        estimate = estimate._replace(rates=(lows[0] - highs[1], highs[0] - lows[1]))
+        trainings = self.near_accuracies.trainings
+        estimate = estimate._replace(
+            rates=(lows[0] - highs[1], highs[0] - lows[1]),
+            trainings=frozenset(trainings[name, count] for name in ("vit", "resnet") for count in NEAR_COUNTS),
+        )
         texts = {"vit": self._needed_text("vit"), "resnet": self._needed_text("resnet")}
         return Verdict("C16a", "trained", estimate, is_share=False, fields=texts)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,20 @@ from vitrail.data.dataset import Split, sample_per_class
 from vitrail.evaluation.feature_classifiers import fit_ridge
 from vitrail.evaluation.features import extract_features
 from vitrail.lab.images import Images
+from vitrail.lab.measurements import MeasuredValues
 from vitrail.lab.question import (
     COLOURS,
     FIRST_SEEDS,
     Question,
     Verdict,
     difference_text,
-    find_cut_off,
     interval_text,
     percent_interval,
-    range_text,
+    points_text,
 )
-from vitrail.lab.statistics import Estimate, mean_of, smallest
+from vitrail.lab.statistics import Estimate, smallest
 from vitrail.lab.training import correct_predictions, fit, protocol, read_config, save_bundle
-from vitrail.lab.trial import Outcome, Trial
+from vitrail.lab.trial import Outcome, Trial, pack, unpack
 from vitrail.lab.trial_results import Results
 from vitrail.models.create import build
 from vitrail.reports.charts import Line, line_chart
@@ -86,60 +85,37 @@ class TransferQuestion(Question):
         )
 
     def read(self, results: Results) -> None:
-        self.accuracies: dict[str, dict[Key, list[float]]] = {"fewshot": {}, "finetuned": {}}
-        for key, trials in self.trials.items():
-            finished = [result for trial in trials if (result := results.get(trial)) is not None]
-            for method, values in self.accuracies.items():
-                if finished:
-                    values[key] = [result[method] for result in finished]
-        self.cut_off = find_cut_off(results, self.trials)
-
-    def _estimate(self, method: str, key: Key) -> Estimate | None:
-        return self._contrast(method, (1.0, key))
-
-    def _contrast(self, method: str, *terms: tuple[float, Key]) -> Estimate | None:
-        """Return a weighted sum of accuracies. None if one of them was not run."""
-        values = self.accuracies[method]
-        if any(key not in values for _, key in terms):
-            return None
-        # Correctness per image is not stored, so the test images are treated as independent, which is conservative.
-        images = math.hypot(*(weight * self._image_error(values[key]) for weight, key in terms))
-        seeds = min(len(values[key]) for _, key in terms)
-        by_seed = sum(weight * np.array(values[key][:seeds]) for weight, key in terms)
-        estimate = mean_of(np.atleast_1d(by_seed), images)
-        return estimate._replace(is_cut_off=not self.cut_off.isdisjoint(key for _, key in terms))
-
-    def _image_error(self, shares: Sequence[float]) -> float:
-        """Return the standard error of an accuracy from the test images of the new classes."""
-        share = float(np.mean(shares))
-        return math.sqrt(share * (1 - share) / self.test_count)
-
-    @functools.cached_property
-    def test_count(self) -> int:
-        """Number of test images of the new classes."""
-        return len(halves(self.lab.images)[1].test)
+        self.accuracies = {
+            "fewshot": MeasuredValues(results, self.trials, fewshot_correctness),
+            "finetuned": MeasuredValues(results, self.trials, finetuned_correctness),
+        }
 
     def _gain(self, family: str) -> Estimate | None:
         """Return few-shot accuracy after the largest pre-training set minus that after the smallest."""
         few, many = ((family, "linear", count) for count in (self.lab.sizes[0], self.lab.sizes[-1]))
-        return self._contrast("fewshot", (1.0, many), (-1.0, few))
+        return self.accuracies["fewshot"].difference(many, few)
 
     def verdicts(self) -> Iterator[Verdict]:
         yield Verdict("C6", "trained", smallest([self._gain(name) for name in FAMILIES if name in self.lab.families]))
-        ends = [("vit", head, self.lab.sizes[-1]) for head in ("hidden", "linear")]
-        lead = self._contrast("finetuned", (1.0, ends[0]), (-1.0, ends[1]))
-        yield Verdict("C28", "reported", fields={} if lead is None else {"hidden": difference_text(lead)})
+        yield Verdict("C28", "reported", fields=self._hidden_layer_fields())
+
+    def _hidden_layer_fields(self) -> dict[str, Any]:
+        """Return fine-tuned accuracies by the head at pre-training, and their difference with its interval."""
+        finetuned, heads = self.accuracies["finetuned"], ("hidden", "linear")
+        keys = [("vit", head, self.lab.sizes[-1]) for head in heads]
+        lead = finetuned.difference(*keys)
+        if lead is None:
+            return {}
+        texts = {head: f"{finetuned.estimate(key).value:.1%}" for head, key in zip(heads, keys, strict=True)}
+        difference = f"{points_text(lead.value)} ({difference_text(lead)})"
+        return {**texts, "difference": difference, "seeds": finetuned.seeds}
 
     def figures(self) -> Iterator[tuple[str, str]]:
         for method, values in self.accuracies.items():
             lines = []
-            for family, head in dict.fromkeys((family, head) for family, head, _ in values):
+            for family, head in dict.fromkeys((family, head) for family, head, _ in values.right):
                 counts = [count for count in self.lab.sizes if (family, head, count) in values]
-                estimates = [
-                    estimate
-                    for count in counts
-                    if (estimate := self._estimate(method, (family, head, count))) is not None
-                ]
+                estimates = [values.estimate((family, head, count)) for count in counts]
                 name, colour = (family, COLOURS[family]) if head == "linear" else (f"{family}, {head}", 6)
                 values_in_percent = [100 * estimate.value for estimate in estimates]
                 lines.append(
@@ -160,16 +136,16 @@ class TransferQuestion(Question):
             return str(self.t("too-few-classes", "p"))
         if not figures:
             return str(self.t("nothing", "p"))
-        seeds = range_text(map(len, self.accuracies["fewshot"].values()))
+        seeds = self.accuracies["fewshot"].seeds
         panes = "".join(
             figure(self.t(f"{method}-title"), self.t(f"{method}-note", seeds=seeds), figures[f"transfer-{method}"])
             for method in self.accuracies
             if f"transfer-{method}" in figures
         )
         rows = []
-        for family, head, count in self.accuracies["fewshot"]:
-            estimates = [self._estimate(method, (family, head, count)) for method in self.accuracies]
-            texts = ["-" if estimate is None else interval_text(estimate) for estimate in estimates]
+        for key in self.accuracies["fewshot"].right:
+            family, head, count = key
+            texts = [interval_text(values.estimate(key)) for values in self.accuracies.values()]
             rows.append((family, self.t(head), f"{count:,}", *texts))
         heads = ("", self.t("head"), "n", self.t("fewshot"), self.t("finetuned"))
         return f'<div class="panes">{panes}</div>{table(heads, rows)}'
@@ -177,8 +153,8 @@ class TransferQuestion(Question):
     def numbers(self) -> dict[str, Any]:
         return {
             method: {
-                f"{family} {head} {count}": float(np.mean(accuracies))
-                for (family, head, count), accuracies in values.items()
+                f"{family} {head} {count}": list(values.estimate((family, head, count))[:2])
+                for family, head, count in values.right
             }
             for method, values in self.accuracies.items()
         }
@@ -204,11 +180,24 @@ def transfer(settings: dict[str, Any], images: Images, _bundles: list[Path], fol
     finetuned_right = correct_predictions(finetuned, second, second.test)
     result = {
         "fewshot": float(np.mean(shots)),
+        "fewshot_right": [pack(right) for right in shots],
         "finetuned": float(finetuned_right.mean()),
+        "finetuned_right": pack(finetuned_right),
+        "count": len(finetuned_right),
         "validation_accuracy": curves.curve[-1][1],
         "validation_count": len(first.validation),
     }
     return Outcome(result, {"seconds": curves.seconds[-1][1]})
+
+
+def fewshot_correctness(result: dict[str, Any]) -> np.ndarray:
+    """Return, for each test image, the share of the draws of few images with a correct prediction."""
+    return np.mean([unpack(right, result["count"]) for right in result["fewshot_right"]], axis=0)
+
+
+def finetuned_correctness(result: dict[str, Any]) -> np.ndarray:
+    """Return the correctness of each test image after fine-tuning."""
+    return unpack(result["finetuned_right"], result["count"])
 
 
 def halves(images: Images) -> tuple[Images, Images]:
@@ -231,9 +220,9 @@ def _select_classes_of_split(split: Split, classes: np.ndarray) -> Split:
     return dataclasses.replace(subset, labels=np.searchsorted(classes, subset.labels))
 
 
-def _few_shots(model: Any, images: Images, seed: int) -> float:
-    """Return the test accuracy of least squares on the features of a few images per class."""
+def _few_shots(model: Any, images: Images, seed: int) -> np.ndarray:
+    """Return the correctness of test predictions by least squares on the features of a few images per class."""
     few = images.training.select(sample_per_class(images.training.labels, SHOTS, seed, stream="lab shots"))
     features = [extract_features(model, images.preprocess, split, workers=0, batch=500) for split in (few, images.test)]
     linear, _ = fit_ridge(features[0], few.labels, classes=len(images.labels))
-    return float((linear(features[1]).argmax(axis=1) == images.test.labels).mean())
+    return linear(features[1]).argmax(axis=1) == images.test.labels
