@@ -207,17 +207,19 @@ def test_predict_perturbed_compares_images_in_order():
     assert 0 < predictions["negative"].same.mean() < 1
 
 
-def test_variants_of_a_noise_group_share_their_seed_noise(tmp_path):
-    results = Results(tmp_path / "results.jsonl", "x", 300)
-    groups = {(name, n): [Trial(name, {"n": n, "seed": seed}) for seed in range(2)] for name in "ab" for n in (1, 2)}
-    for (name, n), trials in groups.items():
-        for seed, trial in enumerate(trials):  # the larger n is ten times as noisy
-            values = (name == "a") + seed * (0.1 if n == 2 else 0.01) + np.array([-0.001, 0.001] * 50)
-            results.add(
-                {"key": trial.trial_id("x"), "cell": trial.to_json(), "result": {"v": values.tolist()}, "measured": {}}
-            )
-    measured = MeasuredValues(results, groups, lambda result: result["v"], lambda key: key[1])
-    errors = [measured.difference(("a", n), ("b", n)).error for n in (1, 2)]
-    assert errors == pytest.approx([0.01 / math.sqrt(2), 0.1 / math.sqrt(2)], rel=0.02)
-    assert measured.difference(("a", 1), ("c", 1)) is None
-    assert measured.estimate(("a", 1)).value == pytest.approx(1.005)
+def test_measured_values_are_paired_by_seed(tmp_path):
+    """Noise that two variants share does not count, nor do seeds that one of them lacks."""
+    results = Results(tmp_path / "results.jsonl", "x")
+    groups = {name: [Trial(name, {"seed": seed}) for seed in range(5)] for name in "ab"}
+    for name, trials in groups.items():
+        for seed, trial in enumerate(trials[: 4 if name == "a" else 5]):
+            value = (name == "a") + seed + (0.01 * (-1) ** seed if name == "a" else 0)
+            values = (value + np.array([-0.001, 0.001] * 50)).tolist()
+            results.add({"key": trial.trial_id("x"), "cell": trial.to_json(), "result": {"v": values}, "measured": {}})
+    measured = MeasuredValues(results, groups, lambda result: result["v"])
+    difference = measured.difference("a", "b")
+    assert (difference.value, difference.freedom) == (pytest.approx(1), 3)
+    assert difference.error == pytest.approx(0.01 / math.sqrt(3))
+    assert measured.difference("a", "c") is None
+    assert measured.estimate("b").value == pytest.approx(2)
+    assert measured.seeds == "4-5"
