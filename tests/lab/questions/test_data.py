@@ -206,7 +206,7 @@ def test_rounds_of_few_families_need_no_pair(tmp_path):
 
 
 def test_bayesian_updates_match_scipy():
-    """The posterior of a normal mean and variance (Murphy 2007, section 6): the predictive is a Student distribution."""
+    """The predictive distribution of a normal mean and variance is a Student distribution (Murphy 2007, section 6)."""
     rng = np.random.default_rng(0)
     pixels, labels, new = rng.random((6, 4)), np.array([0, 1, 0, 0, 1, 0]), rng.random((3, 4))
     posterior = Posterior.prior(2, 4)
