@@ -210,7 +210,11 @@ class Accuracies:
                 self._by_seed[name] = finished
         self.cut_off = find_cut_off(results, groups)
         self.trainings = find_trainings(results, groups)
-        self._plausible = {name: results.plausible_rates(trials[0]) for name, trials in groups.items() if trials}
+        self._plausible = {
+            name: {rate: np.stack(list(map(self._read, finished))) for rate, finished in by_rate.items()}
+            for name, trials in groups.items()
+            if trials and (by_rate := results.plausible_rates(trials[0]))
+        }
         """Test correctness (seeds, images) of each learning rate that may be the best, the chosen rate first."""
 
     def _read(self, result: dict[str, Any]) -> np.ndarray:

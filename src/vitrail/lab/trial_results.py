@@ -120,21 +120,19 @@ class Results:
             return any(self.is_cut_off(part) for part in trial.inputs)
         return self.rate(trial) in (RATES[0], RATES[-1])
 
-    def plausible_rates(self, trial: Trial) -> dict[float, np.ndarray]:
-        """Return test correctness (seeds, images), under the seeds of the choice, of each rate that may be the best.
+    def plausible_rates(self, trial: Trial) -> dict[float, list[dict[str, Any]]]:
+        """Return the results, under the seeds of the choice, of each rate that may be the best.
 
         Empty if the rate is not chosen by the lab. The chosen rate is the first.
         """
         rate = self.rate(trial) if needs_rate(trial) else None
         if rate is None:
             return {}
-        rates = dict.fromkeys((rate, *self._choice(trial).within(2)))
-        correctness = {}
-        for candidate in rates:
-            right = self.right([rate_trial(trial, candidate, seed) for seed in RATE_SEEDS])
-            if right is not None:
-                correctness[candidate] = right
-        return correctness
+        by_rate = {}
+        for candidate in dict.fromkeys((rate, *self._choice(trial).within(2))):
+            outcomes = (self.get(rate_trial(trial, candidate, seed)) for seed in RATE_SEEDS)
+            by_rate[candidate] = [result for result in outcomes if result is not None]
+        return by_rate
 
     def resolve(self, trial: Trial) -> Trial | None:
         """Return the trial with the chosen learning rates, also in its inputs. None while a rate is not chosen."""
@@ -182,11 +180,6 @@ class Results:
     def has(self, trial: Trial) -> bool:
         """Return whether a resolved trial was run."""
         return trial.trial_id(self._fingerprint) in self._records
-
-    def right(self, trials: list[Trial]) -> np.ndarray | None:
-        """Return the correctness of test predictions (seeds, images) of finished trials. None if none is finished."""
-        results = [result for trial in trials if (result := self.get(trial)) is not None and "right" in result]
-        return np.stack([unpack(result["right"], result["count"]) for result in results]) if results else None
 
 
 def needs_rate(trial: Trial) -> bool:

@@ -85,10 +85,7 @@ class TransferQuestion(Question):
         )
 
     def read(self, results: Results) -> None:
-        self.accuracies = {
-            "fewshot": MeasuredValues(results, self.trials, fewshot_correctness),
-            "finetuned": MeasuredValues(results, self.trials, finetuned_correctness),
-        }
+        self.accuracies = {method: MeasuredValues(results, self.trials, read) for method, read in METHODS.items()}
 
     def _gain(self, family: str) -> Estimate | None:
         """Return few-shot accuracy after the largest pre-training set minus that after the smallest."""
@@ -198,6 +195,10 @@ def fewshot_correctness(result: dict[str, Any]) -> np.ndarray:
 def finetuned_correctness(result: dict[str, Any]) -> np.ndarray:
     """Return the correctness of each test image after fine-tuning."""
     return unpack(result["finetuned_right"], result["count"])
+
+
+METHODS = {"fewshot": fewshot_correctness, "finetuned": finetuned_correctness}
+"""Ways to learn the new classes, with the functions that read their correctness from a result."""
 
 
 def halves(images: Images) -> tuple[Images, Images]:
