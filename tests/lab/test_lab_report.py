@@ -1,5 +1,6 @@
 """The report of the lab: verdicts that were not run, learning rates, costs of a decision, counts, published numbers."""
 
+import dataclasses
 import json
 import math
 import re
@@ -14,6 +15,7 @@ from vitrail.core.language import messages_in
 from vitrail.lab import lab_report
 from vitrail.lab.published import PUBLISHED
 from vitrail.lab.question import Accuracies, Question, Verdict
+from vitrail.lab.recommendation import recommend
 from vitrail.lab.registry import QUESTIONS
 from vitrail.lab.statistics import Estimate, Training, combine, smallest
 
@@ -189,3 +191,63 @@ def test_published_number_stands_beside_the_verdict(tmp_path):
     assert with_number["published"] == PUBLISHED["C34b"]["en"]
     assert "Mixer 76.6 %, ViT 81.8 to 84.5 %" in page
     assert "published" not in without
+
+
+# The recommendation
+
+
+def recommend_for(folder, accuracies, augmentation=0.0):
+    """Return the recommendation for models with these accuracies, and what augmentation adds."""
+    lab = dataclasses.replace(digits_lab(seeds=4), families=tuple(accuracies))
+    questions = {name: QUESTIONS[name](name, lab) for name in ("data", "augmentation")}
+    invented = InventedResults(folder, None)
+    for question in questions.values():
+        for (name, _), trials in question.trials.items():
+            gain = augmentation if name.endswith("augmented") else 0.0
+            for trial in trials:
+                invented.train(trial, accuracies[trial.family] + gain)
+    for question in questions.values():
+        question.read(invented.results)
+    return recommend(questions)
+
+
+def test_recommendation_names_the_best_family_augmentation_and_hybrid(tmp_path):
+    advice = recommend_for(tmp_path, {"vit": 0.6, "hybrid": 0.7, "resnet": 0.8}, augmentation=0.05)
+    assert [sentence.name for sentence in advice] == ["best", "hybrid-ahead", "augmentation-helps", "caveat"]
+    best = advice[0].text("en")
+    assert "family CNN. It is ahead of the next best, hybrid, by " in best
+    lead, low, high = map(float, re.search(r"by ([\d.]+) points \(([\d.]+) … ([\d.]+)\)", best).groups())
+    assert 0 < low < lead < high
+    assert lead == pytest.approx(10, abs=0.5)
+    assert f"하이브리드보다 {lead} %p" in advice[0].text("ko")
+    assert "they help CNN by " in advice[2].text("en")
+
+
+def test_recommendation_names_the_families_that_cannot_be_told_apart(tmp_path):
+    advice = recommend_for(tmp_path, {"vit": 0.6, "hybrid": 0.8, "resnet": 0.8}, augmentation=-0.05)
+    assert advice[0].name == "best-tied"
+    text = advice[0].text("en")
+    assert "cannot tell it from" in text
+    assert "ahead of ViT" in text
+    assert advice[-2].name in ("augmentation-hurts", "hybrid-ahead")
+
+
+def test_recommendation_is_silent_if_nothing_is_decided(tmp_path):
+    assert recommend_for(tmp_path, {"vit": 0.7, "resnet": 0.7}) == []
+    assert recommend({}) == []
+    document, page = report(tmp_path, Verdict("C1", "trained", OPEN))
+    assert document["recommendation"] == {"en": [], "ko": []}
+    assert "recommendation" not in page
+
+
+def test_recommendation_ends_the_page_and_the_terminal_output(tmp_path, monkeypatch, capsys):
+    advice = recommend_for(tmp_path, {"vit": 0.6, "resnet": 0.8})
+    monkeypatch.setattr(lab_report, "recommend", lambda questions: advice)
+    document, page = report(tmp_path, Verdict("C1", "trained", OPEN))
+    assert page.index('id="claims"') < page.index('id="recommendation"') < page.index('id="protocol"')
+    for language, heading in (("en", "For images like these:"), ("ko", "이런 이미지에는:")):
+        with messages_in(language):
+            show_comparison(Report(document), CliArguments({"output": tmp_path}))
+        lines = capsys.readouterr().out.splitlines()
+        position = lines.index(heading)
+        assert lines[position + 1 : -1] == [sentence.text(language) for sentence in advice]

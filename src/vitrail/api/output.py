@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitrail.api.results import Report, Rows
-from vitrail.core.language import localise
+from vitrail.core.language import current_language, localise
 from vitrail.core.terminal import (
     escape_unprintable,
     format_cell,
@@ -222,16 +222,22 @@ def show_comparison(report: Report, arguments: CliArguments) -> None:
     if arguments.json:
         return print_json(report.to_json())
     if "claims" in report:
-        _print_claims(report["claims"])
-        sys.stdout.write("\n")
-        for sentence in report["summary"]:
-            sys.stdout.write(f"{escape_unprintable(localise(sentence, 'claims'))}\n")
+        _print_lab(report)
     else:
         bundles = report["bundles"]
         names = list(dict.fromkeys(name for bundle in bundles for name in bundle["measures"]))
         rows = [[name, *(_format_measure(bundle["measures"].get(name)) for bundle in bundles)] for name in names]
         print_table(("measure", *(bundle["name"] for bundle in bundles)), rows)
     return _print_report_path(arguments.values["output"])
+
+
+def _print_lab(report: Report) -> None:
+    """Print the claims of the lab, how many have each verdict, and its recommendation."""
+    _print_claims(report["claims"])
+    lines = ["", *(localise(sentence, "claims") for sentence in report["summary"])]
+    if advice := report["recommendation"][current_language()]:
+        lines += ["", localise("For images like these:", "claims"), *advice]
+    sys.stdout.write("".join(f"{escape_unprintable(line)}\n" for line in lines))
 
 
 def _print_claims(claims: Sequence[dict[str, Any]]) -> None:

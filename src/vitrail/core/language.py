@@ -31,7 +31,7 @@ FILES = {
     "phrases": ("messages/phrases.toml",),
     "headings": ("messages/headings.toml",),
     "cells": ("messages/cells.toml",),
-    "claims": ("lab/lab_report.toml", "lab/published.toml", "lab/questions/*.toml"),
+    "claims": ("lab/lab_report.toml", "lab/questions/*.toml"),
 }
 """The message files of each category of texts.
 
@@ -79,6 +79,11 @@ def messages_in(language: str) -> Generator[None]:
         yield
     finally:
         _language = before
+
+
+def current_language() -> str:
+    """Return the language of the command line, `en` or `ko`."""
+    return _language
 
 
 def localise(text: str, category: str = "messages") -> str:

@@ -14,6 +14,8 @@ from vitrail.evaluation.paired import holm_levels
 from vitrail.lab.hardware import describe_machine
 from vitrail.lab.published import PUBLISHED, published_t
 from vitrail.lab.question import COLOURS, Lab, Question, Score, State, Verdict, percent_interval, points_text
+from vitrail.lab.recommendation import Advice, recommend
+from vitrail.lab.recommendation import t as recommendation_t
 from vitrail.lab.statistics import Estimate
 from vitrail.reports.charts import Interval, interval_chart, standalone_svg
 from vitrail.reports.families import family_label
@@ -68,15 +70,11 @@ def write_report(
     write_figures(output / "figures", figures)
     scores, score_figures = _score_section(questions)
     figures |= score_figures
-    heads = [t(name) for name in ("claim", "verdict", "number", "rates", "published")]
     counts = {state: sum(entry["verdict"] == state for entry in entries) for state in _COUNTED_STATES}
-    headline = headline_numbers([(t(f"count {state}"), str(count)) for state, count in counts.items() if count])
-    notes = f"{t('about-claims', 'p')}{t('about-rates', 'p')}{t('estimator', 'p')}"
-    claim_table = table(heads, rows, stacks=True)
-    claims = f'<section id="claims"><h2>{t("claims")}</h2>{headline}{notes}{claim_table}</section>'
+    advice = recommend(questions)
     all_commands = escape("\n".join(commands))
     body = (
-        f"{claims}{scores}{''.join(sections)}"
+        f"{_claims_section(rows, counts)}{scores}{''.join(sections)}{_recommendation_section(advice)}"
         f'<section id="protocol"><h2>{t("protocol")}</h2>{_protocol_table(lab, machines)}'
         f"<pre>{all_commands}</pre></section>"
     )
@@ -87,6 +85,7 @@ def write_report(
         "dataset": lab.images.name,
         "counts": counts,
         "summary": [MESSAGES[name]["en"].format(**_count_fields(counts)) for name in _summary_names(counts)],
+        "recommendation": {language: [sentence.text(language) for sentence in advice] for language in ("en", "ko")},
         "claims": entries,
         "numbers": {name: q.numbers() for name, q in questions.items()},
     }
@@ -94,6 +93,22 @@ def write_report(
     document = json.loads(json.dumps(document), parse_constant=lambda _: None)
     write_json(output / "claims.json", document)
     return document
+
+
+def _claims_section(rows: Sequence[Sequence[object]], counts: Mapping[State, int]) -> str:
+    """Return the section with the table of claims."""
+    heads = [t(name) for name in ("claim", "verdict", "number", "rates", "published")]
+    headline = headline_numbers([(t(f"count {state}"), str(count)) for state, count in counts.items() if count])
+    notes = f"{t('about-rates', 'p')}{t('estimator', 'p')}"
+    content = f"{headline}{t('about-claims', 'p')}{table(heads, rows, stacks=True)}{notes}"
+    return f'<section id="claims"><h2>{t("claims")}</h2>{content}</section>'
+
+
+def _recommendation_section(advice: Sequence[Advice]) -> str:
+    """Return the section with the recommendation. Empty without one."""
+    sentences = "".join(f"<li>{sentence.html()}</li>" for sentence in advice[:-1])
+    content = f"<ul>{sentences}</ul>{advice[-1].html('p')}" if advice else ""
+    return f'<section id="recommendation"><h2>{recommendation_t("title")}</h2>{content}</section>' if content else ""
 
 
 def _summary_names(counts: Mapping[State, int]) -> list[str]:
@@ -158,7 +173,7 @@ def _claim_row(question: Question, verdict: Verdict, level: float) -> list[objec
         Html(f"<b>{escape(verdict.claim)}</b> {question.t(verdict.claim)}<br>{rule}"),
         Html(f'<span class="verdict {state.replace(" ", "-")}">{t(state)}</span>'),
         Html("<br>".join(map(escape, texts)) or "-"),
-        Html(f"{escape(_rates_text(verdict))}{unit}") if _rates(verdict) is not None else "-",
+        _rates_text(verdict) or "-",
         published_t(verdict.claim) if verdict.claim in PUBLISHED else "-",
     ]
 
