@@ -3,7 +3,8 @@
 Except for the similarity, every measure has one value per image.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,10 +29,37 @@ def head_distances(model: AnyModel, images: Tensor) -> dict[int, np.ndarray]:
     if layout is None:
         return {}
     distances: dict[int, list[np.ndarray]] = {}
+    for layer, attention in _attention_batches(model, images):
+        distances.setdefault(layer, []).append(measure_heads(attention, layout).of_uniform)
+    return {layer: np.concatenate(parts) for layer, parts in distances.items()}
+
+
+def _attention_batches(model: AnyModel, images: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield layers and their attention (n, heads, T, T), in batches of images."""
     for batch in images.split(max(1, min(32, 200_000 // (model.config.tokens or 1) ** 2))):
         for layer, attention in look(model, batch).attention.items():
-            distances.setdefault(layer, []).append(measure_heads(attention.cpu(), layout).of_uniform)
-    return {layer: np.concatenate(parts) for layer, parts in distances.items()}
+            yield layer, attention.cpu()
+
+
+def head_differences(model: AnyModel, images: Tensor) -> dict[int, float]:
+    """Return how much the heads of each layer with several heads differ: 0 if they are equal, 1 if they never overlap.
+
+    It is the total variation distance between the attention of two heads, both averaged over the images: the mean over
+    all tokens that attend and over all pairs of heads. The result is empty for families without attention between
+    positions.
+    """
+    if model.layout() is None:
+        return {}
+    sums_HTT: dict[int, np.ndarray] = {}
+    for layer, attention in _attention_batches(model, images):
+        sums_HTT[layer] = sums_HTT.get(layer, 0.0) + attention.double().sum(dim=0).numpy()
+    return {layer: _mean_difference(sums / len(images)) for layer, sums in sums_HTT.items() if len(sums) > 1}
+
+
+def _mean_difference(maps_HTT: np.ndarray) -> float:
+    """Return the mean total variation distance over pairs of heads."""
+    distances = [np.abs(first - second).sum(axis=1).mean() / 2 for first, second in itertools.combinations(maps_HTT, 2)]
+    return float(np.mean(distances))
 
 
 def receptive_areas(

@@ -36,7 +36,7 @@ class LocalityQuestion(Question):
     """Measures receptive areas and attention distances of models with a grid of 7 x 7 patches or more."""
 
     messages = load_messages(__file__)
-    claims = ("C10", "C12a", "C15")
+    claims = ("C10", "C12a", "C15", "C41")
 
     @property
     def families(self) -> list[str]:
@@ -113,6 +113,7 @@ class LocalityQuestion(Question):
         self.area = MeasuredValues(results, groups, lambda measured: measured["areas"][str(measured["third"])])
         with_heads = {key: trials for key, trials in groups.items() if key[0] in ("vit", "hybrid")}
         self.nearest = MeasuredValues(results, with_heads, lambda measured: measured["nearest"])
+        self.head_difference = MeasuredValues(results, with_heads, lambda measured: [measured["head_difference"]])
         self.areas, self.heads = {}, {}
         for key, trials in groups.items():
             measured = [result for trial in trials if (result := results.get(trial)) is not None]
@@ -128,6 +129,7 @@ class LocalityQuestion(Question):
     def verdicts(self) -> Iterator[Verdict]:
         largest = self.counts[0]
         yield Verdict("C10", "trained", self.area.difference(("vit", largest), ("resnet", largest)))
+        yield self._head_verdict()
         if self.proof is None:
             yield from (Verdict("C12a", "exact"), Verdict("C15", "exact"))
             return
@@ -147,6 +149,16 @@ class LocalityQuestion(Question):
                 "untrained": "-" if before is None else _percent_range(before[0]),
             }
         yield Verdict("C15", "exact", holds=self.proof["first-layer"] == tokens, fields=fields)
+
+    def _head_verdict(self) -> Verdict:
+        """Return the verdict on C41: trained heads differ more from each other than untrained ones."""
+        trained, untrained = ("vit", self.counts[0]), ("vit", 0)
+        growth = self.head_difference.difference(trained, untrained)
+        if growth is None:
+            return Verdict("C41", "trained", is_share=False)
+        keys = {"trained": trained, "untrained": untrained}
+        fields = {name: f"{self.head_difference.estimate(key).value:.2f}" for name, key in keys.items()}
+        return Verdict("C41", "trained", growth, is_share=False, fields=fields)
 
     def scores(self) -> Iterator[Score]:
         largest = self.counts[0]
@@ -213,10 +225,11 @@ class LocalityQuestion(Question):
             key = (family, count)
             nearest = interval_text(self.nearest.estimate(key), math.inf) if key in self.nearest else "-"
             first = _percent_range(self.heads[key][0]) if key in self.heads else "-"
+            difference = f"{self.head_difference.estimate(key).value:.2f}" if key in self.head_difference else "-"
             size = f"{count:,}" if count else self.t("untrained")
-            rows.append([family, size, interval_text(self.area.estimate(key)), nearest, first])
-        heads = ["", "n", *(self.t(name) for name in ("area-third", "nearest-head", "first-heads"))]
-        distance_table = table(heads, rows, frozenset(range(1, 5)))
+            rows.append([family, size, interval_text(self.area.estimate(key)), nearest, first, difference])
+        heads = ["", "n", *(self.t(name) for name in ("area-third", "nearest-head", "first-heads", "head-difference"))]
+        distance_table = table(heads, rows, frozenset(range(1, 6)))
         return f'<div class="panes">{panes}</div>{distance_table}{self._proofs()}'
 
     def _proofs(self) -> str:
@@ -239,6 +252,10 @@ class LocalityQuestion(Question):
                 for family, count in self.nearest.right
             },
             "heads": {f"{family} {count}": values for (family, count), values in self.heads.items()},
+            "head difference": {
+                f"{family} {count}": list(self.head_difference.estimate((family, count))[:2])
+                for family, count in self.head_difference.right
+            },
             "exact": self.proof,
         }
 
@@ -264,6 +281,9 @@ def measure(settings: dict[str, Any], images: Images, bundles: list[Path], _fold
     if distances:
         first = distances[0]
         result["nearest"] = internals.round_values(first[:, first.mean(axis=0).argmin()])
+        by_layer = internals.head_differences(model, pixels)
+        result["head_differences"] = {str(layer): value for layer, value in by_layer.items()}
+        result["head_difference"] = float(np.mean(list(by_layer.values())))
     return Outcome(result, {})
 
 
