@@ -33,6 +33,7 @@ _COUNTED_STATES: tuple[State, ...] = (
     "reported",
 )
 """Verdicts in the order of the headline: about these images, about any images, without a verdict."""
+_NONE = Html('<span class="none">-</span>')  # the row of a narrow screen leaves it out
 _MAX_FACTOR = 30  # largest multiple of the seeds or test images that is suggested
 
 t = translator(MESSAGES)
@@ -168,13 +169,14 @@ def _claim_row(question: Question, verdict: Verdict, level: float) -> list[objec
         texts.append(question.t(f"{verdict.claim}-{verdict.message}", **verdict.fields))
     if (reason := _undecided_reason(question.lab, verdict, level)) is not None:
         texts.append(reason.html("small"))
-    rule = t("rule", "small", rule=question.t(f"{verdict.claim}-rule"))
+    rule = question.t(f"{verdict.claim}-rule")
+    rule = t("rule", "small", rule=rule) if verdict.kind == "trained" else Html(f"<small>{rule}</small>")
     return [
         Html(f"<b>{escape(verdict.claim)}</b> {question.t(verdict.claim)}<br>{rule}"),
         Html(f'<span class="verdict {state.replace(" ", "-")}">{t(state)}</span>'),
         Html("<br>".join(map(escape, texts)) or "-"),
-        _rates_text(verdict) or "-",
-        published_t(verdict.claim) if verdict.claim in PUBLISHED else "-",
+        _rates_text(verdict) or _NONE,
+        published_t(verdict.claim) if verdict.claim in PUBLISHED else _NONE,
     ]
 
 
