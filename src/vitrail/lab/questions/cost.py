@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from vitrail.bundles.catalogue import Published, catalogue
 from vitrail.core.message_files import load_messages
 from vitrail.lab.images import Images
 from vitrail.lab.question import COLOURS, Question, Verdict
@@ -136,9 +137,21 @@ class CostQuestion(Question):
         patches = self._patch_ratios()
         yield Verdict("C31", "reported", fields={"ratios": patches} if patches else {})
         yield Verdict("C32a", "trained", self.growth(), is_share=False)
-        mixer, vit = (zoo.find(f"{name}-B/16").macs for name in ("Mixer", "ViT"))
-        costs = {"mixer": f"{mixer / 1e9:.1f}", "vit": f"{vit / 1e9:.1f}"}
-        yield Verdict("C34c", "exact", holds=mixer > vit, fields=costs)
+        yield self._mixer_verdict()
+
+    def _mixer_verdict(self) -> Verdict:
+        """Return the verdict on C34c: the published Mixer costs more than a ViT that is at least as accurate."""
+        mixer = catalogue()[MIXER]
+        vit, namesake = cheapest_equal(mixer, "vit"), zoo.find("ViT-B/16")
+        fields = {
+            "mixer": f"{mixer.config.macs / 1e9:.1f}",
+            "mixer_accuracy": f"{mixer.accuracy:.1f}",
+            "checkpoint": vit.name,
+            "vit": f"{vit.config.macs / 1e9:.1f}",
+            "vit_accuracy": f"{vit.accuracy:.1f}",
+            "namesake": f"{namesake.macs / 1e9:.1f}",
+        }
+        return Verdict("C34c", "exact", holds=mixer.config.macs > vit.config.macs, fields=fields)
 
     def _patch_ratios(self) -> str:
         ratios = []
@@ -232,6 +245,24 @@ class CostQuestion(Question):
 
 
 KINDS = ("global", "masked")
+
+MIXER = "mixer-b16.in21k-1k"
+"""The published Mixer-B/16."""
+
+
+def cheapest_equal(reference: Published, family: str) -> Published:
+    """Return the published model of a family with the fewest MACs among those at least as accurate as `reference`.
+
+    All are pre-trained on ImageNet-21k, then trained on ImageNet. Accuracies are those of the catalogue.
+    """
+    candidates = [
+        published
+        for published in catalogue().values()
+        if published.config.family == family
+        and "in21k-1k" in published.name
+        and (published.accuracy or 0) >= (reference.accuracy or 0)
+    ]
+    return min(candidates, key=lambda published: published.config.macs)
 
 
 def pair(tokens: int) -> tuple[ModelConfig, ModelConfig]:
