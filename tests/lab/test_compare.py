@@ -1,9 +1,7 @@
 """The bias lab: trials and their ids, statistics against SciPy, plans, and identical results of every executor."""
 
 import json
-import math
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -13,12 +11,9 @@ import time
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 import vitrail
-from tests.made_up import InventedResults
 from vitrail.core.errors import CorruptFileError, MissingError, UsageError
-from vitrail.core.intervals import t_quantile, t_tail
 from vitrail.data.dataset import Dataset, Split
 from vitrail.data.sources.registry import open_data
 from vitrail.lab import compare as lab_compare
@@ -28,21 +23,9 @@ from vitrail.lab.images import prepare, restore, store
 from vitrail.lab.measurements import measurement_trial
 from vitrail.lab.permute import LEVELS, permutation, permute_input
 from vitrail.lab.plan import make_plan, parse_budget
-from vitrail.lab.question import Lab, Question, Verdict
+from vitrail.lab.question import Lab, Question
 from vitrail.lab.questions.data import DataQuestion
-from vitrail.lab.statistics import (
-    Estimate,
-    PowerLaw,
-    SeedNoise,
-    combine,
-    crossover,
-    difference,
-    extrapolated_crossover,
-    fit_power_law,
-    pool,
-    sample_efficiency,
-)
-from vitrail.lab.training import FURTHER_RATES, RATES
+from vitrail.lab.training import RATE_SEEDS
 from vitrail.lab.trial import Outcome, Trial, pack, unpack
 from vitrail.lab.trial_results import Results
 from vitrail.models import zoo
@@ -59,9 +42,10 @@ def test_splits_do_not_overlap_and_subsets_are_nested():
     assert len(DIGITS.training) + len(DIGITS.validation) == len(digits)
     seen = {image.tobytes() for image in np.asarray(DIGITS.training.images)}
     assert not seen & {image.tobytes() for image in np.asarray(DIGITS.validation.images)}
-    small, large = (DIGITS.subset(count) for count in (100, 300))
+    small, large = (DIGITS.subset(count, 0) for count in (100, 300))
     assert np.bincount(small.labels).tolist() == [10] * 10
     assert {image.tobytes() for image in small.images} <= {image.tobytes() for image in large.images}
+    assert {image.tobytes() for image in small.images} != {image.tobytes() for image in DIGITS.subset(100, 1).images}
     assert (DIGITS.size, DIGITS.sizes()) == ("Pico", (300, 1240))
 
 
@@ -137,120 +121,6 @@ def test_permute_input_equals_permuting_images():
     torch.testing.assert_close(model(images), expected)
 
 
-# Statistics
-
-
-def test_student_distribution_matches_scipy():
-    for freedom in (1, 2.5, 7, 40, 1e5):
-        for t in (0.0, 0.3, 2.0, 9.0):
-            assert t_tail(t, freedom) == pytest.approx(stats.t.sf(t, freedom), rel=1e-9)
-        assert t_quantile(0.975, freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
-    assert t_quantile(0.975, math.inf) == pytest.approx(1.959964, rel=1e-6)
-
-
-def test_intervals_cover_the_true_difference():
-    """With known seed and image noise, 95 % of the intervals contain the true difference."""
-    generator = np.random.default_rng(0)
-    hits, trials = 0, 400
-    for _ in range(trials):
-        ease = generator.normal(0, 1, 400)
-        groups = [
-            np.stack([(ease + generator.normal(0, 0.2) + generator.normal(0, 1, 400) > cut) for _ in range(3)])
-            for cut in (-1.0, -0.8, -0.6)
-        ]
-        noise = pool(group.mean(axis=1) for group in groups)
-        estimate = difference(groups[0].astype(float), groups[1].astype(float), noise)
-        low, high = estimate.interval()
-        wide = math.sqrt(2 + 0.04)
-        truth = stats.norm.sf(-1.0 / wide) - stats.norm.sf(-0.8 / wide)
-        hits += low < truth < high
-    assert 0.92 < hits / trials <= 1
-
-
-def test_combine_matches_welch_test():
-    values, other_values = np.array([1.0, 2.0, 4.0]), np.array([2.0, 2.5, 3.0, 9.0])
-    parts = [Estimate(x.mean(), x.std(ddof=1) / math.sqrt(len(x)), len(x) - 1) for x in (values, other_values)]
-    combined = combine((1.0, parts[0]), (-1.0, parts[1]))
-    expected = stats.ttest_ind(values, other_values, equal_var=False)
-    assert combined.p_value == pytest.approx(expected.pvalue, rel=1e-9)
-    assert combined.freedom == pytest.approx(expected.df, rel=1e-9)
-    assert combined.interval() == pytest.approx(tuple(expected.confidence_interval()), rel=1e-9)
-
-
-def test_pool_matches_the_pooled_variance():
-    noise = pool([[0.1, 0.3], [0.5, 0.5, 0.8]])
-    assert (noise.variance, noise.freedom) == (pytest.approx((0.02 + 0.06) / 3), 3)
-    assert math.isnan(pool([[0.1]]).variance)
-
-
-def test_power_law_sample_efficiency_and_crossover_match_known_curves():
-    counts = [300, 1000, 3000, 10000, 30000]
-    law = PowerLaw(0.07, 5, 0.5)
-    fitted = fit_power_law(counts, law(np.array(counts)).tolist())
-    assert fitted == pytest.approx(law, rel=0.03)
-    assert fit_power_law(counts[:3], law(np.array(counts[:3])).tolist()) is None  # a power law fits any three points
-    ahead, behind = [0.5, 0.6, 0.7, 0.8, 0.9], [0.4, 0.5, 0.6, 0.7, 0.8]
-    assert sample_efficiency(counts, ahead, behind) == pytest.approx(math.sqrt(10), rel=0.05)
-    assert crossover(counts, ahead, behind) is None
-    assert crossover([1, 100], [0.2, 0.0], [0.1, 0.1]) == pytest.approx(10)
-
-
-def test_extrapolated_crossover_is_where_the_power_laws_meet():
-    counts = [300, 1000, 3000, 10000]
-    fast, slow = ([1 - float(law(n)) for n in counts] for law in (PowerLaw(0.0, 8, 0.5), PowerLaw(0.0, 2, 0.3)))
-    assert extrapolated_crossover(counts, fast, slow) == counts[-1]  # they met at 1,024, within the range
-    steep, flat = ([1 - float(law(n)) for n in counts] for law in (PowerLaw(0.0, 20, 0.5), PowerLaw(0.0, 1, 0.2)))
-    assert extrapolated_crossover(counts, steep, flat) == pytest.approx(20 ** (1 / 0.3), rel=0.05)
-    assert math.isinf(extrapolated_crossover(counts[:2], flat[:2], steep[:2]))  # two points have no power law
-    assert math.isinf(extrapolated_crossover(counts[:3], flat[:3], steep[:3]))  # neither do three
-
-
-def test_would_exclude_zero_needs_enough_seeds_and_images():
-    """Twice the error needs four times as many seeds. Seeds do not reduce the error from test images."""
-    estimate = Estimate(0.01, 0.02, 10)
-    assert not estimate.would_exclude_zero(seeds=15)
-    assert estimate.would_exclude_zero(
-        seeds=17
-    )  # the t quantile at 170 degrees of freedom times 0.02 / sqrt(17) is below 0.01
-    assert not Estimate(0.01, 0.02, 10, image_error=0.006).would_exclude_zero(seeds=1e9)
-    assert Estimate(0.01, 0.02, 10, image_error=0.006).would_exclude_zero(seeds=1e3, images=2)
-    generator = np.random.default_rng(0)
-    right = (generator.random((4, 500)) < 0.8).astype(float)
-    paired = difference(right, 1 - right, SeedNoise(1e-4, 3))
-    assert paired.image_error == pytest.approx(float((2 * right - 1).mean(axis=0).std(ddof=1)) / math.sqrt(500))
-    assert paired.halves == pytest.approx(tuple(float((2 * part - 1).mean()) for part in (right[:2], right[2:])))
-
-
-@pytest.mark.parametrize(
-    ("value", "error", "state"),
-    [
-        (0.1, 0.01, "supported"),
-        (-0.1, 0.01, "contradicted"),
-        (0.01, 0.01, "cannot tell"),
-        (0.1, math.nan, "cannot tell"),
-    ],
-)
-def test_verdict_needs_an_interval_that_excludes_zero(value, error, state):
-    assert Verdict("C1", "trained", Estimate(value, error, 10)).state(0.05) == state
-    one_sided = Verdict("C2", "trained", Estimate(value, error, 10), is_one_sided=True)
-    assert one_sided.state(0.05) == ("supported" if state == "supported" else "cannot tell")
-
-
-def test_verdict_needs_both_halves_of_the_seeds_and_rates_within_the_range():
-    clear = Estimate(0.1, 0.001, 10, halves=(0.15, 0.05))
-    assert Verdict("C1", "trained", clear).state(0.05) == "supported"
-    for estimate, doubt in (
-        (clear._replace(halves=(0.25, -0.05)), "unsteady"),
-        (clear._replace(is_cut_off=True), "cut-off"),
-    ):
-        verdict = Verdict("C1", "trained", estimate)
-        assert (verdict.state(0.05), verdict.doubt) == ("cannot tell", doubt)
-    equal = Verdict("C20", "trained", Estimate(0.001, 0.001, 10, halves=(0.004, -0.002)), margin=0.01)
-    assert equal.state(0.05) == "supported"
-    unequal = Verdict("C20", "trained", Estimate(0.001, 0.001, 10, halves=(0.012, -0.010)), margin=0.01)
-    assert unequal.doubt == "unsteady"
-
-
 # Trials and plans
 
 
@@ -299,7 +169,7 @@ def test_new_model_setting_at_its_default_keeps_trial_ids(tmp_path):
     assert now.trial_id("x") != Trial("a:b", {"model": {**model, "patch": [4, 4]}}).trial_id("x")
     line = {"key": "of another version", "cell": before.to_json(), "result": {"accuracy": 0.5}, "measured": {}}
     (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
-    assert Results(tmp_path / "results.jsonl", "x", 300).get(now) == {"accuracy": 0.5}
+    assert Results(tmp_path / "results.jsonl", "x").get(now) == {"accuracy": 0.5}
 
 
 class Turns(Question):
@@ -309,19 +179,19 @@ class Turns(Question):
         return [[Trial("a:b", {"round": number, "of": self.name}, work=10.0 * 2**number)] for number in range(3)]
 
 
-def test_plan_takes_rounds_of_all_questions_in_turn_within_the_budget(tmp_path):
+def test_plan_finishes_a_question_before_the_next_within_the_budget(tmp_path):
     lab = Lab(DIGITS, ("vit",), (300,), 2, 1000)
     questions = {name: Turns(name, lab) for name in ("one", "two")}
-    results = Results(tmp_path / "results.jsonl", "x", 300)
+    results = Results(tmp_path / "results.jsonl", "x")
     full_plan = make_plan(questions, results, {"vit": 1.0}, budget=None, jobs=1)
     assert (full_plan.taken, full_plan.dropped) == ({"one": 3, "two": 3}, ())
     assert full_plan.seconds == pytest.approx(140, rel=0.05)
-    partial_plan = make_plan(questions, results, {"vit": 1.0}, budget=65.0, jobs=1)
-    assert partial_plan.taken == {"one": 2, "two": 2}
-    assert [line.partition(" (")[0] for line in partial_plan.dropped] == [
-        "one: round 3 of 3 and later",
-        "two: round 3 of 3 and later",
-    ]
+    partial_plan = make_plan(questions, results, {"vit": 1.0}, budget=105.0, jobs=1)
+    assert partial_plan.taken == {"one": 3, "two": 2}
+    assert [line.partition(" (")[0] for line in partial_plan.dropped] == ["two: round 3 of 3 and later"]
+    # The next question is begun if the rest of the first one does not fit.
+    small_plan = make_plan(questions, results, {"vit": 1.0}, budget=65.0, jobs=1)
+    assert small_plan.taken == {"one": 2, "two": 2}
     with pytest.raises(UsageError, match="at least"):
         make_plan(questions, results, {"vit": 1.0}, budget=5.0, jobs=1)
 
@@ -334,9 +204,9 @@ def test_plan_counts_the_training_that_a_measurement_needs(tmp_path):
         def rounds(self):
             return ([Trial("x:y", {}, (trained,), work=1.0)],)
 
-    results = Results(tmp_path / "results.jsonl", "x", 300)
+    results = Results(tmp_path / "results.jsonl", "x")
     plan = make_plan({"looks": MeasurementQuestion("looks", lab)}, results, {"vit": trained.work}, budget=None, jobs=1)
-    assert plan.seconds == pytest.approx(4, abs=2.5)  # three learning rates, and one training
+    assert plan.seconds == pytest.approx(10, abs=5)  # three learning rates with three seeds each, and one training
 
 
 def test_parse_budget_accepts_times_only():
@@ -349,7 +219,7 @@ def test_parse_budget_accepts_times_only():
 # Complete labs
 
 
-TINY = {"families": ("vit", "resnet"), "sizes": (20, 100), "seeds": 2, "questions": ("data",)}
+TINY = {"families": ("mixer", "mlp"), "sizes": (20, 100), "seeds": 2, "questions": ("data",)}
 
 
 @pytest.fixture
@@ -376,7 +246,7 @@ def tiny(tmp_path_factory):
 
 def test_lab_writes_report_claims_and_bundles(tiny):
     folder, document, _ = tiny
-    assert {record["id"] for record in document["claims"]} == {"C1", "C2", "C3", "C7", "C8"}
+    assert {record["id"] for record in document["claims"]} >= {"C1", "C2", "C3", "C7", "C8"}
     assert json.loads((folder / "claims.json").read_text()) == document
     page = (folder / "index.html").read_text()
     assert "The bias lab on digits" in page
@@ -388,16 +258,16 @@ def test_lab_writes_report_claims_and_bundles(tiny):
         for record in map(json.loads, (folder / "results.jsonl").read_text().splitlines())
         if "curve" in record["result"]
     ]
-    # Two models: three rate trials each, four trainings each (two are rate trials already), and further rates.
     settings = [record["cell"]["settings"] for record in trained]
-    rate_settings = [record for record in settings if (record["count"], record["seed"]) == (20, 0)]
-    further_rates = [record["learning_rate"] for record in rate_settings if record["learning_rate"] not in RATES]
-    assert len(trained) == 2 * 3 + 2 * 4 - 2 + len(further_rates)
-    assert set(further_rates) <= {rate for rates in FURTHER_RATES.values() for rate in rates}
-    lab = Lab(restore(folder / "images"), ("vit", "resnet"), (20, 100), TINY["seeds"], 256)
-    results = Results(folder / "results.jsonl", lab.images.fingerprint, 20, len(lab.images.validation))
-    all_trials = [trial for variant_trials in DataQuestion("data", lab).trials.values() for trial in variant_trials]
-    assert all(results.get(trial) is not None and results.next_rate_trial(trial) is None for trial in all_trials)
+    assert {record["seed"] for record in settings} == {*range(TINY["seeds"]), *RATE_SEEDS}
+    lab = Lab(restore(folder / "images"), TINY["families"], TINY["sizes"], TINY["seeds"], 256)
+    results = Results(folder / "results.jsonl", lab.images.fingerprint)
+    question = DataQuestion("data", lab)
+    needed = [trial for trials in question.rounds() for trial in trials if question.is_needed(trial, results)]
+    assert all(results.get(trial) is not None for trial in needed)
+    assert all(results.has(rate_trial) for trial in needed for rate_trial in results.rate_trials(trial))
+    required = {part.trial_id("") for trial in needed for part in (*results.rate_trials(trial), results.resolve(trial))}
+    assert len(required) == len(results)
     bundle = vitrail.load(folder / "cells" / trained[0]["key"])
     images = restore(folder / "images")
     with torch.no_grad():
@@ -425,7 +295,10 @@ def test_extended_lab_reruns_no_trial(tiny, quick, tmp_path):
     assert "<pre>Python\nvitrail compare</pre>" in (copy / "index.html").read_text()
     after = results_of(copy)
     assert before.items() <= after.items()
-    assert len(after) == len(before) + 2 * 2 + 4  # two models with two seeds, and four classical learners
+    lines = map(json.loads, (copy / "results.jsonl").read_text().splitlines())
+    added = [record["cell"]["settings"] for record in lines if record["key"] not in before]
+    assert {settings["count"] for settings in added} == {50}
+    assert len(added) == len(after) - len(before)
 
 
 def test_report_keeps_earlier_questions(tiny, quick, tmp_path):
@@ -437,7 +310,8 @@ def test_report_keeps_earlier_questions(tiny, quick, tmp_path):
     assert {claim["id"] for claim in document["claims"]} | {"C18", "C21"} <= {
         claim["id"] for claim in extended["claims"]
     }
-    assert json.loads((copy / "plan.json").read_text())["rounds"] == {"data": 4, "position": 1}
+    before, after = (json.loads((path / "plan.json").read_text())["rounds"] for path in (folder, copy))
+    assert (after["data"], after.keys()) == (before["data"], {"data", "position"})
 
 
 def test_compare_rejects_invalid_options_before_training(tiny, tmp_path, quick):
@@ -481,7 +355,7 @@ from pathlib import Path
 from vitrail.lab import compare as lab
 if __name__ == "__main__":
     lab._IMAGES_SEEN["Pico"] = 256
-    lab.compare("digits", Path(sys.argv[1]), families=("vit", "resnet"), sizes=(20, 100), seeds=2, questions=("data",),
+    lab.compare("digits", Path(sys.argv[1]), families=("mixer", "mlp"), sizes=(20, 100), seeds=2, questions=("data",),
                 jobs=int(sys.argv[2]), backend=sys.argv[3], tell=print)
 """
 
@@ -501,11 +375,11 @@ def test_deleted_bundle_is_trained_again_for_a_pending_measurement(tmp_path):
     store(DIGITS, tmp_path / "images")
     lab = Lab(DIGITS, ("mlp",), (20,), 1, 128)
     measurement = measurement_trial("vitrail.lab.questions.robustness:measure", lab.train("mlp", count=20, seed=0), 1.0)
-    results = Results(tmp_path / "results.jsonl", DIGITS.fingerprint, 20)
+    results = Results(tmp_path / "results.jsonl", DIGITS.fingerprint)
 
     def run():
         lab_compare._run_stages(
-            tmp_path, results, [measurement], {"mlp": 1e9}, jobs=1, backend="loky", tell=lambda _: None
+            tmp_path, results, lambda: [measurement], {"mlp": 1e9}, jobs=1, backend="loky", tell=lambda _: None
         )
         return (tmp_path / "results.jsonl").read_text().splitlines()
 
@@ -515,7 +389,7 @@ def test_deleted_bundle_is_trained_again_for_a_pending_measurement(tmp_path):
     assert run() == before  # no measurement is pending
     training_lines = [line for line in before if json.loads(line)["cell"]["of"] == []]
     (tmp_path / "results.jsonl").write_text("\n".join(training_lines) + "\n")
-    results = Results(tmp_path / "results.jsonl", DIGITS.fingerprint, 20)
+    results = Results(tmp_path / "results.jsonl", DIGITS.fingerprint)
     assert len(run()) == len(training_lines) + 2
     assert results.get(measurement) == measured
 
@@ -575,57 +449,3 @@ def test_lab_killed_ten_times_gives_identical_results(tiny, tmp_path):
             kills += 1
             time.sleep(0.2)
     assert results_of(tmp_path / "lab") == results_of(tiny[0])
-
-
-def test_data_verdicts_follow_the_leads(tmp_path):
-    """The CNN leads by 20 points at 300 images and by 6 at 1,000, or ViT does."""
-    lab = Lab(DIGITS, ("vit", "resnet"), (300, 1000), 3, 1000)
-    for sign, state in ((1, "supported"), (-1, "contradicted")):
-        results = Results(tmp_path / f"{sign}.jsonl", "x", 300)
-        question = DataQuestion("data", lab)
-        generator = np.random.default_rng(0)
-        for (family, count), trials in question.trials.items():
-            lead = sign * (0.10 if count == 300 else 0.03) * (1 if family == "resnet" else -1)
-            for trial in trials:
-                right = generator.random(2000) < 0.7 + lead + generator.normal(0, 0.005)
-                result = {
-                    "accuracy": float(right.mean()),
-                    "right": pack(right),
-                    "count": 2000,
-                    "training_accuracy": 0.9,
-                    "validation_accuracy": 0.5,
-                    "curve": [],
-                }
-                for required in (*results.rate_trials(trial), trial.clone_with(learning_rate=3e-4)):
-                    if results.has(required):
-                        continue
-                    results.add(
-                        {"key": required.trial_id("x"), "cell": required.to_json(), "result": result, "measured": {}}
-                    )
-        question.read(results)
-        states = {verdict.claim: verdict.state(0.01) for verdict in question.verdicts()}
-        assert (states["C1"], states["C3"]) == (state, state)
-        assert states["C2"] == ("cannot tell" if sign == 1 else "supported")
-
-
-def test_table_columns_align_for_families_with_different_sizes(tmp_path):
-    """One family may have sizes that another lacks, because questions share trials."""
-    question = DataQuestion("data", Lab(DIGITS, ("vit", "resnet"), (300, 600, 1000), 2, 1000))
-    invented = InventedResults(tmp_path, question)
-    for family, count in (("vit", 300), ("resnet", 300), ("resnet", 600), ("resnet", 1000), ("vit", 1000)):
-        for trial in question.trials[family, count]:
-            invented.train(trial, 0.5 + count / 4000)
-    question.read(invented.results)
-    rows = re.findall("<tr>(.*?)</tr>", question.html(dict(question.figures())))
-    assert [re.sub("<.*?>", "|", row).count("%") for row in rows[1:]] == [2, 3]
-    assert [row.count("<td") for row in rows[1:]] == [6, 6]
-    assert ">-<" in rows[1]
-
-
-def test_data_question_without_results_cannot_tell(tmp_path):
-    lab = Lab(DIGITS, ("vit", "resnet", "mixer"), (300, 1000), 3, 1000)
-    question = DataQuestion("data", lab)
-    question.read(Results(tmp_path / "none.jsonl", "x", 300))
-    assert {verdict.state(0.05) for verdict in question.verdicts()} == {"cannot tell"}
-    assert dict(question.figures()) == {}
-    assert "Nothing was run" in question.html({})
