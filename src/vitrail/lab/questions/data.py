@@ -89,8 +89,21 @@ class DataQuestion(DataTrials):
     def _little_data_verdict(self) -> Verdict:
         """Return the verdict on C1 with the leads on the other axes."""
         leads = {axis: self._smallest_lead(cnn, vit) for axis, (vit, cnn) in AXES.items()}
-        agreement, fields = _compare_axes(leads)
+        agreement, fields = self._compare_axes(leads["macs"], leads)
         return Verdict("C1", "trained", leads["macs"], fields=fields, message=f"result{agreement}")
+
+    def _compare_axes(
+        self, deciding: Estimate | None, leads: Mapping[str, Estimate | None]
+    ) -> tuple[str, dict[str, str]]:
+        """Return whether the leads on all axes have the sign of the deciding one, as an ending of a message.
+
+        The second result is the fields of the message. Both are empty if a lead is missing.
+        """
+        texts = {axis: difference_text(lead) for axis, lead in leads.items() if lead is not None}
+        if len(texts) < len(AXES):
+            return "", {}
+        signs = {lead.value > 0 for lead in (deciding, *leads.values()) if lead is not None}
+        return "-agree" if len(signs) == 1 else "-differ", texts | {"seen": f"{self.lab.seen:,}"}
 
     def _shared_sizes(self, family: str, other_family: str) -> list[int]:
         """Return the sizes at which both families were run."""
@@ -114,7 +127,7 @@ class DataQuestion(DataTrials):
         if lead is None or math.isnan(lead.error):
             return Verdict("C2", "trained", lead, is_one_sided=True)
         leads = {axis: self.lead(*names, self.counts[-1]) for axis, names in AXES.items()}
-        agreement, axis_fields = _compare_axes(leads)
+        agreement, axis_fields = self._compare_axes(lead, leads)
         state, crossing_fields = self._describe_crossing(lead, ends)
         fields |= {"largest": f"{self.counts[-1]:,}"} | crossing_fields | axis_fields
         message = f"{state}{training}{agreement}"
@@ -334,15 +347,6 @@ class DataQuestion(DataTrials):
             "seconds_per_1000_images": self.seconds,
             "floors": {f"{name} {count}": value for (name, count), value in self.classical.accuracies.items()},
         }
-
-
-def _compare_axes(leads: Mapping[str, Estimate | None]) -> tuple[str, dict[str, str]]:
-    """Return whether the leads on all axes have the same sign, as the ending of a message, and its fields."""
-    texts = {axis: difference_text(lead) for axis, lead in leads.items() if lead is not None}
-    if len(texts) < len(AXES):
-        return "", {}
-    signs = {lead.value > 0 for lead in leads.values() if lead is not None}
-    return "-agree" if len(signs) == 1 else "-differ", texts
 
 
 def _count_text(number: float) -> str:
