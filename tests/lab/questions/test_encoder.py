@@ -1,13 +1,15 @@
 """The encoder question: losses of variants, gradients, entropies and batch statistics."""
 
+import json
+
 import pytest
 import torch
 
 import vitrail
-from tests.fake_lab import digits_lab, states_with_results, states_without_results
+from tests.fake_lab import digits_lab, states_with_results, states_without_results, verdict_states
 from vitrail.lab.exact import redraw
 from vitrail.lab.questions.encoder import (
-    CLAIMS,
+    LOSSES,
     EncoderQuestion,
     attention_entropy,
     batch_mates,
@@ -18,7 +20,7 @@ from vitrail.lab.questions.encoder import (
 
 @pytest.fixture(scope="module")
 def question():
-    return EncoderQuestion("encoder", digits_lab())
+    return EncoderQuestion("encoder", digits_lab(seeds=3))
 
 
 def measure(trial):
@@ -32,21 +34,29 @@ def measure(trial):
     }[task], {}
 
 
-def is_changed(settings):
-    model = settings["model"]
-    defaults = {"residual": True, "attention_scale": None, "heads": 3, "activation": "gelu", "pool": "cls"}
-    return model["norm_order"] == "post" or any(model[name] != value for name, value in defaults.items())
-
-
 @pytest.mark.parametrize(("lost", "verdict"), [(0.1, "supported"), (-0.1, "contradicted"), (0, "cannot tell")])
 def test_verdicts_follow_the_loss_of_each_variant(tmp_path, question, lost, verdict):
-    states = states_with_results(
-        question, tmp_path, lambda settings: 0.7 - lost * is_changed(settings), measure=measure
-    )
-    assert states == {**dict.fromkeys(CLAIMS, verdict), "C24": "true"}
+    """Every variant loses as much against its reference, and BatchNorm with small batches twice as much."""
+
+    def identify(settings):
+        return json.dumps([settings[name] for name in ("model", "recipe", "seen")], sort_keys=True)
+
+    names = {identify(trials[0].settings): name for (name, _), trials in question.trials.items()}
+    assert len(names) == len(question.variants)
+
+    def accuracy(settings):
+        name = names[identify(settings)]
+        return 0.7 - lost * (question.variants[name].against is not None) * (2 if name == "batch-4" else 1)
+
+    states_with_results(question, tmp_path, accuracy, measure=measure)
+    states = verdict_states(question, 0.001)
+    assert {claim: states[claim] for claim in (*LOSSES, "C24", "C43")} == {
+        **dict.fromkeys((*LOSSES, "C43"), verdict),
+        "C24": "true",
+    }
     numbers = question.numbers()
-    assert numbers["gradients"]["post"] == [1, 2, 3]
-    assert numbers["batch_statistics"]["batch-4"] == [0.5, 0.6]
+    assert numbers["norms"]["post"] == [1, 2, 3]
+    assert numbers["accuracies"]["batch-4"] == [0.5, 0.6]
 
 
 def test_verdicts_without_results_are_not_run(tmp_path, question):
@@ -54,20 +64,16 @@ def test_verdicts_without_results_are_not_run(tmp_path, question):
 
 
 def test_round_holds_both_sides_of_a_contrast(question):
-    first = question.rounds()[0]
+    proofs, first, second = question.rounds()[:3]
+    assert proofs == list(question.proof_trials)
     trained = [trial for trial in first if trial.task.endswith(":train")]
-    assert len(trained) == 8
+    assert len(trained) == 12  # a reference and three variants, with three seeds
     assert question.lab.train("vit", count=300, seed=1) in trained
-    assert [trial.settings["seed"] for trial in question.rounds()[1] if trial.task.endswith(":gradients")] == [
-        0,
-        1,
-        0,
-        1,
-    ]
+    assert [trial.settings["seed"] for trial in second if trial.task.endswith(":gradients")] == [0, 1, 2, 0, 1, 2]
 
 
 def test_output_depends_on_the_batch_only_with_batch_norm(question):
-    change = batch_mates(question.batch_mates_trial.settings, question.lab.images, [], None).result
+    change = batch_mates(question.proof_trials[0].settings, question.lab.images, [], None).result
     assert change["layer"] < 1e-12
     assert change["batch"] > 1e-3
 
@@ -76,8 +82,10 @@ def test_gradient_of_the_last_layer_is_larger_with_post_ln(question):
     """arXiv 2002.04745, theorem 1: at initialisation they are independent of the depth L with post-LN, and fall as
     1 / sqrt(L) with pre-LN."""
     gradient_norms = {
-        name: gradients(trials[0].settings, question.lab.images, [], None).result["norms"]
-        for name, trials in question.gradient_trials.items()
+        key[0]: gradients(trials[0].settings, question.lab.images, [], None).result["norms"]
+        for key in question.keys
+        for trials in [question.measurement_trials(key).get("norms")]
+        if trials is not None
     }
     assert {name: len(norms) for name, norms in gradient_norms.items()} == {"pre": 12, "post": 12}
     assert gradient_norms["post"][-1] > 1.5 * gradient_norms["pre"][-1]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from vitrail.lab.lab_report import write_report
 from vitrail.lab.position_measures import measure_encoding, pairwise_distances
 from vitrail.lab.question import Lab, Verdict
 from vitrail.lab.questions.position import KINDS, PositionQuestion, prove
-from vitrail.lab.statistics import Estimate, lost_skill, mean_of, pool
+from vitrail.lab.statistics import Estimate
 from vitrail.lab.trial_results import Results
 
 LAB = Lab(prepare(open_data("digits")), ("vit",), (300, 1240), 3, 256)
@@ -76,35 +77,14 @@ def test_equality_is_supported_only_within_the_margin(value, error, state):
     assert (state == "supported") == (-0.01 < low <= high < 0.01 and error == error)
 
 
-def test_lost_skill_is_the_lost_share_above_chance():
-    generator = np.random.default_rng(0)
-    original, changed = (generator.random((3, 4000)) < share for share in (0.9, 0.5))
-    noise = pool(right.mean(axis=1) for right in (original, changed))
-    estimate = lost_skill((original, noise), (changed, noise), 0.1)
-    assert estimate.value == pytest.approx(0.5, abs=0.02)
-    draws = []
-    for _ in range(300):
-        right, other_right = (generator.random((3, 4000)) < share for share in (0.9, 0.5))
-        draws.append((right.mean() - other_right.mean()) / (right.mean() - 0.1))
-    assert estimate.error == pytest.approx(np.std(draws), rel=0.5)
-    assert math.isnan(lost_skill((changed * 0, noise), (changed, noise), 0.1).error)
-
-
-def test_mean_over_seeds_has_the_error_of_the_seed_noise():
-    estimate = mean_of([1.0, 2.0, 3.0], pool([[1.0, 2.0, 3.0]]))
-    assert estimate[:3] == pytest.approx((2, 1 / math.sqrt(3), 2))
-    assert estimate.halves == (1.5, 3)
-    assert math.isnan(mean_of([1.0], pool([[1.0]])).error)
-
-
 def invent(folder, accuracies, places):
-    """Return a question with invented accuracies by variant and [step, row, column] of learned positions."""
+    """Return a question with invented accuracies by variant and [step, row, nearness] of learned positions."""
     question = PositionQuestion("position", LAB)
     invented = InventedResults(folder, question)
     invented.put(question.proof_trial, **prove(question.proof_trial.settings, LAB.images, [], None).result)
     for (name, _), trials in question.trials.items():
         for seed, trial in enumerate(trials):
-            curve = [[step, 0.5, row + 0.01 * seed, column] for step, row, column in places]
+            curve = [[step, 0.5, row, row, nearness * (1 + 0.01 * seed)] for step, row, nearness in places]
             invented.train(trial, accuracies.get(name, 0.8), places=curve)
     return question, invented
 
@@ -117,11 +97,11 @@ def test_verdicts_hold_for_numbers_in_favour(tmp_path):
     verdicts = states(question, invented)
     supported = dict.fromkeys(("C17", "C19", "C20", "P1"), "supported")
     assert verdicts == supported | {"C18": "true", "C21": "true"}
-    assert next(question.verdicts()).estimate.value == pytest.approx(0.9)
+    assert next(question.verdicts()).estimate.value == pytest.approx(0.909)
 
 
 def test_verdicts_fail_for_numbers_against(tmp_path):
-    curve = [(0, 0.5, 0.2), (1, 0.2, 0.1), (80, 0.1, 0.7)]
+    curve = [(0, 0.5, 0.2), (1, 0.2, 0.1), (80, 0.1, -0.3)]
     question, invented = invent(
         tmp_path, {"learned-1d": 0.8, "learned-2d": 0.85, "sincos-2d": 0.85, "none": 0.83}, curve
     )
@@ -158,7 +138,7 @@ def test_vit_trials_are_shared_with_other_questions():
 def test_question_without_its_family_trains_nothing():
     lab = Lab(LAB.images, ("mixer",), LAB.sizes, 2, 256)
     question = PositionQuestion("position", lab)
-    assert question.rounds() == ([question.proof_trial],)
+    assert [trial for trials in question.rounds() for trial in trials] == [question.proof_trial]
 
 
 def test_default_size_is_at_most_ten_thousand():
@@ -173,9 +153,8 @@ def test_report_of_one_seed_has_null_errors(tmp_path):
         invented.train(question.trials[kind, 1240][0], 0.8)
     question.read(invented.results)
     document = write_report(tmp_path, LAB, {"position": question}, machines={}, commands=[])
-    value, error = document["numbers"]["position"]["accuracy"]["none 1240"]
+    value, error = document["numbers"]["position"]["none 1240"]["accuracy"]
     assert (value, error) == (pytest.approx(0.8, abs=0.01), None)
     assert json.loads((tmp_path / "claims.json").read_text()) == document
     assert {claim["verdict"] for claim in document["claims"]} == {"cannot tell", "not run"}
-    assert "points, n" in (tmp_path / "index.html").read_text()
-    assert " … " not in question.html(dict(question.figures()))  # no interval without a second seed
+    assert "nan" not in re.sub("<.*?>", " ", question.html(dict(question.figures())))
