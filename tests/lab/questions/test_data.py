@@ -1,6 +1,7 @@
 """The data question: leads on little and much data, other axes, longer training, and classical learners."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from scipy import stats
 
 from tests.fake_lab import digits_lab, states_with_results, states_without_results
 from tests.made_up import InventedResults
+from vitrail.lab import compare
 from vitrail.lab.lab_report import write_report
 from vitrail.lab.plan import make_plan
 from vitrail.lab.question import Lab
@@ -15,9 +17,11 @@ from vitrail.lab.questions.data import DataQuestion
 from vitrail.lab.questions.data_classical import Posterior, learn_xor, update_posterior
 from vitrail.lab.questions.data_trials import AXES, MAX_DOUBLINGS
 from vitrail.lab.training import RATE_SEEDS
+from vitrail.lab.trial import pack
 from vitrail.lab.trial_results import Results, needs_rate
 
 SIZES = (100, 300, 600, 1000)
+LONGER = [f"vit-{doublings}" for doublings in range(1, MAX_DOUBLINGS + 1)]
 
 
 @pytest.fixture
@@ -137,7 +141,7 @@ def add_validation(invented, trial, accuracy):
 
 def needed(question, results):
     """Return whether ViT must be trained on 2, 4, 8 and 16 times as many images seen."""
-    trials = [question.trials[f"vit-{number}", SIZES[-1]][0] for number in range(1, MAX_DOUBLINGS + 1)]
+    trials = [question.trials[name, SIZES[-1]][0] for name in LONGER]
     assert [trial.settings["seen"] // question.lab.seen for trial in trials] == [2, 4, 8, 16]
     return [question.is_needed(trial, results) for trial in trials]
 
@@ -150,7 +154,7 @@ def test_training_is_doubled_until_it_gains_less_than_0_3_points(invented, quest
 
 
 def test_doubling_ends_at_16_times_the_images_seen(invented, question):
-    for number, name in enumerate(("vit", *(f"vit-{number}" for number in range(1, 5)))):
+    for number, name in enumerate(("vit", *LONGER)):
         add_validation(invented, question.trials[name, SIZES[-1]][0], 0.5 + 0.1 * number)
     assert needed(question, invented.results) == [True] * 4
     assert max(variant.doublings for variant in question.variants.values()) == 4
@@ -169,6 +173,31 @@ def test_plan_leaves_out_doublings_that_are_not_needed(invented, question):
     saved = before - seconds()
     longest = sum(question.trials[f"{family}-4", SIZES[-1]][0].work / 1e9 for family in ("vit", "resnet"))
     assert saved > (3 * len(RATE_SEEDS) + 3) * longest
+
+
+def test_compare_doubles_training_until_it_no_longer_helps(tmp_path, monkeypatch):
+    """Training on 4 times the images seen gains 10 points, on 8 times none, so 16 times is not tried."""
+    question = DataQuestion("data", digits_lab((100,), seeds=1))
+    results = Results(tmp_path / "results.jsonl", "x")
+    right = {"right": pack(np.ones(8)), "count": 8, "accuracy": 1.0, "training_accuracy": 1.0}
+    ran = []
+
+    def run(_folder, trials, *, jobs, backend):
+        for trial in trials:
+            ran.append((trial.settings["seen"] // question.lab.seen, trial.settings["seed"]))
+            accuracy = 0.1 * min(ran[-1][0], 4) - abs(math.log10(trial.settings["learning_rate"] / 1e-3)) / 10
+            result = {**right, "validation_accuracy": accuracy}
+            yield {"key": trial.trial_id("x"), "cell": trial.to_json(), "result": result, "measured": {}}
+
+    def needed_trials():
+        trials = [trial for name in ("vit", *LONGER) for trial in question.trials[name, 100]]
+        return [trial for trial in trials if question.is_needed(trial, results)]
+
+    monkeypatch.setattr(compare, "run_trials", run)
+    compare._run_stages(tmp_path, results, needed_trials, {"vit": 1e9}, jobs=1, backend="loky", tell=lambda _: None)
+    rate_trials = 3 * len(RATE_SEEDS)
+    assert Counter(factor for factor, _ in ran) == dict.fromkeys((1, 2, 4, 8), rate_trials + 1)
+    assert [factor for factor, seed in ran if seed == 0] == [1, 2, 4, 8]  # judged after all rates are chosen
 
 
 @pytest.mark.parametrize(("gain", "ending"), [(0.0, "longer"), (0.1, "unconverged")])
@@ -194,6 +223,7 @@ def test_first_rounds_answer_c1_then_c37(question):
 
     assert content(0) == {(family, n, seed) for family in ("vit", "resnet") for n in SIZES[:2] for seed in range(3)}
     assert content(1) == {("lstm", n, seed) for n in SIZES[:2] for seed in range(3)}
+    assert question.rounds()[0][0] == question.lab.train("vit", count=100, seed=0)  # shared with other questions
 
 
 def test_rounds_of_few_families_need_no_pair(tmp_path):
