@@ -98,6 +98,57 @@ def test_c1_and_c37_take_the_smaller_lead_at_the_two_smallest_sizes(invented, qu
     assert [len(verdicts[claim].estimate.parts) for claim in ("C1", "C37")] == [2, 2]
 
 
+@pytest.mark.parametrize(
+    ("leads", "message", "at"),
+    [
+        ((-0.2, -0.1, -0.05, -0.03), "not-crossed", None),
+        ((-0.2, -0.1, 0.1, 0.2), "crossed", 424),  # halfway from 300 to 600 in log n
+        ((0.1, 0.1, 0.1, 0.2), "ahead", None),
+        ((-0.2, -0.1, -0.05, 0.0), "level", None),
+        ((-0.2, -0.1, 0.0), "level-few", None),
+        ((-0.2, -0.1, -0.1), "not-crossed-few", None),
+    ],
+)
+def test_c2_says_where_the_curves_cross(tmp_path, leads, message, at):
+    question = DataQuestion("data", digits_lab(SIZES[: len(leads)], seeds=3))
+    lead = dict(zip(SIZES, leads, strict=False))
+
+    def accuracy(name, count):
+        return 0.5 + 0.1 * math.log10(count / 100) + (lead[count] if name == "vit" else 0)
+
+    verdict = train_all(InventedResults(tmp_path, question), question, accuracy, ["vit", "resnet"])["C2"]
+    assert verdict.message == message
+    assert all(question.messages[f"C2-{message}"][language].format(**verdict.fields) for language in ("en", "ko"))
+    if at is not None:
+        low, value, high = (float(verdict.fields[name].replace(",", "")) for name in ("low", "at", "high"))
+        assert value == pytest.approx(at, rel=0.05)
+        assert low < at < high
+
+
+def test_claims_about_growing_data_need_two_sizes(tmp_path):
+    question = DataQuestion("data", digits_lab((300,), seeds=2))
+    verdicts = train_all(InventedResults(tmp_path, question), question, lambda *_: 0.8, ["vit", "resnet"])
+    assert [verdicts[claim].estimate for claim in ("C3", "C7")] == [None, None]
+
+
+def test_gap_error_includes_seeds_and_test_images(invented, question):
+    families = question.lab.families
+    verdicts = train_all(invented, question, lambda _, count: 0.5 if count == 100 else 0.8, families)
+    gap, test_difference = verdicts["C7"].estimate, question.accuracies.difference(("vit", 100), ("vit", 1000))
+    assert gap.value == pytest.approx(0.3, abs=0.01)
+    assert len(gap.parts) == len(families)
+    assert gap.parts[0].image_error == test_difference.image_error > 0
+    assert gap.parts[0].error > gap.parts[0].image_error
+
+
+def test_mixer_claim_needs_the_smallest_and_the_largest_size(invented, question):
+    for name, count in (*(("vit", count) for count in SIZES), ("mixer", 300), ("mixer", 600)):
+        for trial in question.trials[name, count]:
+            invented.train(trial, 0.8)
+    question.read(invented.results)
+    assert {verdict.claim: verdict for verdict in question.verdicts()}["C34b"].estimate is None
+
+
 @pytest.mark.parametrize(("wide_lead", "ending"), [(0.2, "agree"), (-0.2, "differ")])
 def test_axes_do_not_change_the_verdict_but_their_signs_are_stated(invented, question, wide_lead, ending):
     leads = {"resnet": 0.1, "resnet-parameters": wide_lead}
