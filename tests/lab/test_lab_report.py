@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import sys
 
 import pytest
 
@@ -174,6 +175,31 @@ def test_terminal_table_has_sentence_verdict_value_and_interval(tmp_path, capsys
     lines = [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]
     assert lines[1][1:4] == [QUESTIONS["data"].messages["C1"]["ko"], "지지됨", "+10.0 %p"]
     assert any(line[0].startswith("이 이미지에 대한 주장: 지지됨 1,") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("columns", "headers"),
+    [
+        (120, ["claim", "verdict", "value", "95 % interval"]),
+        (72, ["claim", "verdict", "value", "95 % interval"]),
+        (48, ["claim", "verdict", "value"]),
+        (30, ["claim", "verdict"]),
+    ],
+)
+def test_terminal_table_fits_narrow_terminals(tmp_path, capsys, monkeypatch, columns, headers):
+    """The sentence is wrapped first, then the interval and the value are left out."""
+    document, _ = report(tmp_path, Verdict("C1", "trained", Estimate(0.1, 0.001, math.inf)))
+    document["claims"][0]["claim"] = sentence = "A strong bias (CNN) learns better from little data than ViT."
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show_comparison(Report(document), CliArguments({"output": tmp_path}))
+    text = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    table = text.partition("\n\n")[0].splitlines()
+    assert max(map(len, table)) <= columns
+    assert re.split("  +", table[0].strip()) == headers
+    assert "supported" in table[1]
+    cells = [re.split("  +", line.strip()) for line in table[1:]]
+    assert " ".join(row[1] if row[0] == "C1" else row[0] for row in cells) == sentence
 
 
 def test_published_numbers_belong_to_claims_and_agree_in_both_languages():

@@ -44,8 +44,8 @@ def recommend(questions: Mapping[str, Question]) -> list[Advice]:
     if not isinstance(data, VariantQuestion):
         return []
     count = data.counts[-1]
-    families = [family for family in data.lab.families if (family, count) in data.accuracies]
-    families.sort(key=lambda family: -data.accuracies.estimate((family, count)).value)
+    families = [name for name in data.lab.families if (name, count) in data.accuracies]
+    families.sort(key=lambda name: -data.accuracies.estimate((name, count)).value)
     leads = {pair: data.lead(*pair, count) for pair in itertools.combinations(families, 2)}
     gains = _augmentation_gains(questions, count)
     comparisons = [estimate for estimate in (*leads.values(), *gains.values()) if _has_error(estimate)]
@@ -73,7 +73,7 @@ def _sign(estimate: Estimate | None, level: float) -> int:
 
 def _names(families: Sequence[str]) -> Html:
     """Return the names of families in both languages, separated by commas."""
-    return Html(", ".join(t(family) if family in MESSAGES else escape(family) for family in families))
+    return Html(", ".join(t(name) if name in MESSAGES else escape(name) for name in families))
 
 
 def _evidence(estimate: Estimate | None, level: float, sign: int = 1) -> dict[str, str]:
@@ -111,8 +111,7 @@ def _augmentation_gains(questions: Mapping[str, Question], count: int) -> dict[s
     question = questions.get("augmentation")
     if not isinstance(question, VariantQuestion) or count not in question.counts:
         return {}
-    families = [family for family in ("vit", "resnet") if family in question.lab.families]
-    return {family: question.gain(f"{family}-augmented", count) for family in families}
+    return {name: question.gain(f"{name}-augmented", count) for name in question.lab.selected(("vit", "resnet"))}
 
 
 def _augmentation(gains: Mapping[str, Estimate | None], families: Sequence[str], level: float) -> list[Advice]:
