@@ -11,8 +11,8 @@ from vitrail.lab.images import prepare
 from vitrail.lab.lab_report import write_report
 from vitrail.lab.position_measures import recency_index, removal_effect_by_position, strength_by_position
 from vitrail.lab.question import Lab
-from vitrail.lab.questions.order import ORDERS, OrderQuestion, measure, prove
-from vitrail.lab.training import train
+from vitrail.lab.questions.order import ORDERS, PAIRS, OrderQuestion, measure, prove
+from vitrail.lab.training import read_config, train
 from vitrail.lab.trial_results import Results
 from vitrail.models.create import build
 from vitrail.models.families.lstm.model import sequence_order
@@ -82,12 +82,12 @@ def test_proof_shows_that_only_the_lstm_depends_on_order(proved):
 
 def test_measuring_a_trained_lstm_twice_gives_identical_results(tmp_path):
     question = OrderQuestion("order", LAB)
-    trial = question.trials["reversed"][0].clone_with(learning_rate=1e-3, count=100, seen=128)
+    trial = question.fine_trials["reversed"][0].clone_with(learning_rate=1e-3, count=100, seen=128)
     train(trial.settings, LAB.images, [], tmp_path / "cell")
-    result, _ = measure({"order": "reversed", "images": 64}, LAB.images, [tmp_path / "cell"], tmp_path)
-    repeated, _ = measure({"order": "reversed", "images": 64}, LAB.images, [tmp_path / "cell"], tmp_path)
+    result, _ = measure({"order": "reversed", "images": 16}, LAB.images, [tmp_path / "cell"], tmp_path)
+    repeated, _ = measure({"order": "reversed", "images": 16}, LAB.images, [tmp_path / "cell"], tmp_path)
     assert result == repeated
-    assert [len(result[when]["strength"]) for when in ("before", "after")] == [16, 16]
+    assert [len(result[when]["strength"]) for when in ("before", "after")] == [64, 64]
     assert result["before"]["recency"] == recency_index(np.array(result["before"]["strength"]))
     assert min(result["before"]["strength"]) > 0  # the head is not zero
     assert result["before"]["strength"] != result["after"]["strength"]
@@ -95,30 +95,70 @@ def test_measuring_a_trained_lstm_twice_gives_identical_results(tmp_path):
     assert 0 <= result["removal"] <= 1
 
 
-def invent(folder, proved, index):
-    """Return a question with invented recency indices by order."""
+def test_fine_models_have_equal_cost_and_the_finest_grid():
+    trials = OrderQuestion("order", LAB).fine_trials
+    assert set(trials) == {"raster", "reversed", "random", "random-reversed", "vit"}
+    configs = {name: read_config(group[0].settings) for name, group in trials.items()}
+    assert {config.patches for config in configs.values()} == {64}
+    costs = [config.macs for config in configs.values()]
+    assert max(costs) / min(costs) < 1.06
+
+
+def test_reverse_of_an_order_has_the_complementary_recency():
+    """So ViT, which has no order, has 0.5 in the mean over an order and its reverse."""
+    strength = np.random.default_rng(0).random(16)
+    for order, reverse in PAIRS:
+        indices = [recency_index(strength[sequence_order(name, (4, 4)).numpy()]) for name in (order, reverse)]
+        assert np.mean(indices) == pytest.approx(0.5)
+
+
+def invent(folder, proved, index, parity=(0.9, 0.5)):
+    """Return a question with invented recency indices by order, and accuracies of LSTM and ViT on parity."""
     question = OrderQuestion("order", LAB)
     invented = InventedResults(folder, question)
     invented.put(question.proof_trial, **proved)
-    for name, trials in question.trials.items():
+    for trials in question.trials.values():
+        for trial in trials:
+            invented.train(trial, 0.8)
+    for name, trials in question.fine_trials.items():
         for seed, (trial, measurement) in enumerate(zip(trials, question.measurement_trials[name], strict=True)):
             invented.train(trial, 0.8)
-            strength = {"strength": [1.0] * 16, "recency": index.get(name, 0.7) + 0.01 * seed}
+            strength = {"strength": [1.0] * 64, "recency": index.get(name, 0.7) + 0.01 * seed}
             resolved = invented.results.resolve(measurement)
             untrained = {**strength, "recency": 1 - strength["recency"]}  # the verdict uses the trained model
             invented.put(resolved, before=untrained, after=strength, removal=0.7, agreement=0.5)
+    for (task, family, length), trials in question.sequence_trials.items():
+        share = parity[family == "vit"] if task == "parity" else 0.5 + 8 / length
+        for trial in trials:
+            invented.train(trial, share, same_length=0.99)
     return question, invented
 
 
 def test_verdicts_hold_for_numbers_in_favour(tmp_path, proved):
     question, invented = invent(tmp_path, proved, {})
-    assert states(question, invented) == {"C32b": "supported", "C33": "true"}
+    assert states(question, invented) == {"C32b": "supported", "C33": "true", "C46": "supported"}
+    verdicts = {verdict.claim: verdict for verdict in question.verdicts()}
+    assert verdicts["C32b"].estimate.value == pytest.approx(0.21)
+    assert verdicts["C32b"].fields == {"lstm": "100, 75, 62, 56", "vit": "100, 75, 62, 56", "steps": "16, 32, 64, 128"}
+    assert verdicts["C46"].fields["lstm_same"] == "99.0%"
 
 
 def test_verdicts_fail_for_numbers_against(tmp_path, proved):
-    question, invented = invent(tmp_path, proved, {"snake": 0.4})
+    question, invented = invent(tmp_path, proved, dict.fromkeys(ORDERS, 0.1), parity=(0.5, 0.6))
     invented.put(question.proof_trial, **(proved | {"later": {"lstm": 3, "vit": 120}}))
-    assert states(question, invented) == {"C32b": "contradicted", "C33": "false"}
+    assert states(question, invented) == {"C32b": "contradicted", "C33": "false", "C46": "contradicted"}
+
+
+def test_recency_in_one_direction_only_decides_nothing(tmp_path, proved):
+    """If the content of the images is read late in one order, it is read early in its reverse."""
+    question, invented = invent(
+        tmp_path, proved, {"raster": 0.8, "reversed": 0.2, "random": 0.6, "random-reversed": 0.4}
+    )
+    question.read(invented.results)
+    verdict = next(question.verdicts())
+    assert verdict.estimate.value == pytest.approx(0.01)
+    assert verdict.estimate.error == pytest.approx(0.01 / np.sqrt(3))
+    assert verdict.state(0.05) == "cannot tell"
 
 
 def test_missing_trials_are_not_run_and_report_is_written(tmp_path, proved):
@@ -130,13 +170,15 @@ def test_missing_trials_are_not_run_and_report_is_written(tmp_path, proved):
     question.read(invented.results)
     claims = write_report(tmp_path, LAB, {"order": question}, machines={}, commands=[])
     assert claims["numbers"]["order"]["recency"]["raster"]["after"] == pytest.approx([0.7, 0.71, 0.72])
-    assert (tmp_path / "figures" / "order-strength.svg").exists()
+    figures = {path.name for path in (tmp_path / "figures").glob("*.svg")}
+    assert figures >= {"order-accuracy.svg", "order-strength.svg", "order-recall.svg"}
 
 
 def test_raster_trials_are_shared_with_other_questions():
     question = OrderQuestion("order", LAB)
     assert question.trials["raster"][1] == LAB.train("lstm", count=1240, seed=1)
-    trial_ids = {trial.trial_id("") for trials in question.trials.values() for trial in trials}
+    groups = (question.trials, question.fine_trials, question.measurement_trials, question.sequence_trials)
+    trial_ids = {trial.trial_id("") for group in groups for trials in group.values() for trial in trials}
     assert trial_ids <= {trial.trial_id("") for trial in question.rounds()[-1]}
 
 

@@ -178,7 +178,7 @@ def test_unsupported_permutations_leave_the_weights_unchanged(name, changes, lev
 # Order and causality
 
 
-@pytest.mark.parametrize("order", ["reversed", "column", "snake", "random"])
+@pytest.mark.parametrize("order", ["reversed", "column", "snake", "random", "random-reversed"])
 def test_lstm_reads_patches_in_the_configured_order(order):
     plain, ordered = make("LSTM-Nano/7"), make("LSTM-Nano/7", order=order)
     images = random_images(plain)
@@ -193,6 +193,7 @@ def test_sequence_orders_match_hand_computed_orders():
     assert sequence_order("snake", (2, 3)).tolist() == [0, 1, 2, 5, 4, 3]
     assert sequence_order("reversed", (2, 3)).tolist() == [5, 4, 3, 2, 1, 0]
     assert sequence_order("random", (2, 3), 0).tolist() == [3, 5, 2, 4, 1, 0]
+    assert sequence_order("random-reversed", (2, 3), 0).tolist() == [0, 1, 4, 2, 5, 3]
     assert sequence_order("random", (4, 4), 1).tolist() != sequence_order("random", (4, 4), 2).tolist()
 
 

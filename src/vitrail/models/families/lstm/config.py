@@ -24,7 +24,7 @@ class LSTMConfig(PatchedConfig):
     """Number of recurrent layers, one on top of the other."""
     bidirectional: bool = False
     """Whether a second network reads the sequence from its end."""
-    order: Literal["raster", "reversed", "column", "snake", "random"] = "raster"
+    order: Literal["raster", "reversed", "column", "snake", "random", "random-reversed"] = "raster"
     """Order in which the patches are read."""
     order_seed: Annotated[int, Bounds(0, 2**63 - 1)] = 0
     """Seed of the random order."""

@@ -105,11 +105,12 @@ def sequence_order(name: str, grid: Pair, seed: int = 0) -> Tensor:
         case "snake":
             order = raster.clone()
             order[1::2] = order[1::2].flip(1)
-        case "random":
+        case "random" | "random-reversed":
             # Python guarantees this sequence in all versions: a saved model must read in the order of its training.
             generator = random.Random(seed)
             keys = array("d", (generator.random() for _ in range(raster.numel())))
             order = torch.frombuffer(keys, dtype=torch.float64).argsort(stable=True)
+            order = order.flip(0) if name == "random-reversed" else order
         case _:
             raise ValueError(name)
     return order.flatten()
