@@ -183,7 +183,7 @@ class DataQuestion(DataTrials):
         # The seeds draw the training images, so their variance contains the sampling of training accuracies.
         decreases = [gap - self.gaps[many][seed] for seed, gap in self.gaps[few].items() if seed in self.gaps[many]]
         estimate = mean_of(decreases, test_difference.image_error)
-        return estimate._replace(is_cut_off=test_difference.is_cut_off)
+        return estimate._replace(is_cut_off=test_difference.is_cut_off, trainings=test_difference.trainings)
 
     def scores(self) -> Iterator[Score]:
         few, many = self.counts[0], self.counts[-1]
