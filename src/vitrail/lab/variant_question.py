@@ -79,7 +79,7 @@ class VariantQuestion(Question):
     @functools.cached_property
     def keys(self) -> tuple[Key, ...]:
         """All variants and numbers of images, for the families of the lab."""
-        names = [name for name, variant in self.variants.items() if variant.family in self.lab.families]
+        names = [name for name, variant in self.variants.items() if self.lab.selected([variant.family])]
         return tuple((name, count) for count in self.counts for name in names)
 
     def stages(self) -> Sequence[Sequence[Key]]:

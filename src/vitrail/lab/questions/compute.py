@@ -1,5 +1,6 @@
 """Do convolutions before the Transformer help? Hybrid against ViT at three widths and two training lengths."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ from vitrail.reports.charts import Line, line_chart
 from vitrail.reports.families import family_label
 from vitrail.reports.page_kit import figure
 
-FAMILIES = ("vit", "hybrid", "resnet")
+REFERENCE = "vit"
+FAMILIES = (REFERENCE, "hybrid", "resnet")
 FACTORS = (0.5, 1, 2)
 """Widths relative to the lab's model."""
 SHARES = (5, 1)
@@ -30,17 +32,20 @@ class ComputeQuestion(VariantQuestion):
 
     @functools.cached_property
     def variants(self) -> Mapping[str, Variant]:
-        return {
-            _name(family, factor, share): Variant(
-                family=family,
-                against=None if family == "vit" else _name("vit", factor, share),
-                changes=self.changes(family, factor),
-                share=share,
-            )
-            for family in self.lab.selected(FAMILIES)
-            for factor in FACTORS
-            for share in SHARES
-        }
+        variants = {}
+        for factor in FACTORS:
+            for share in SHARES:
+                reference = _name(REFERENCE, factor, share)
+                changes = {family: self.changes(family, factor) for family in self.lab.selected(FAMILIES)}
+                variants |= {
+                    _name(family, factor, share): Variant(
+                        family=family, against=reference, changes=changes[family], share=share
+                    )
+                    for family in changes
+                }
+                if reference in variants:
+                    variants[reference] = dataclasses.replace(variants[reference], against=None)
+        return variants
 
     @property
     def counts(self) -> tuple[int, ...]:
