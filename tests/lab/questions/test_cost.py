@@ -65,7 +65,7 @@ def test_verdicts_follow_the_exponents(tmp_path, question, exponents, verdicts):
 
 def test_arithmetic_claim_is_decided_without_results(tmp_path, question):
     states = states_without_results(question, tmp_path)
-    assert states == {"C30": "not run", "C31": "not run", "C32a": "not run", "C34c": "true"}
+    assert states == {"C30": "not run", "C31": "not run", "C32a": "not run", "C34c": "true", "C42": "not run"}
     fields = next(verdict.fields for verdict in question.verdicts() if verdict.claim == "C34c")
     assert (fields["mixer"], fields["vit"], fields["namesake"]) == ("12.6", "3.4", "17.6")
 
@@ -79,7 +79,8 @@ def test_model_of_equal_accuracy_is_the_cheapest_of_the_same_pre_training():
 
 
 def test_timing_trials_run_alone(question):
-    assert all(trial.alone for question_round in question.rounds() for trial in question_round)
+    assert all(trial.alone for question_round in question.rounds()[:3] for trial in question_round)
+    assert not any(trial.alone for question_round in question.rounds()[3:] for trial in question_round)
 
 
 def test_pair_has_equal_cost_and_the_requested_length():

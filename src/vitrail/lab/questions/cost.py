@@ -24,6 +24,7 @@ from vitrail.bundles.catalogue import Published, catalogue
 from vitrail.core.message_files import load_messages
 from vitrail.lab.images import Images
 from vitrail.lab.question import COLOURS, Question, Verdict
+from vitrail.lab.questions.cost_attention import AttentionComparison
 from vitrail.lab.statistics import Estimate
 from vitrail.lab.trial import Outcome, Trial
 from vitrail.lab.trial_results import Results
@@ -52,7 +53,7 @@ class CostQuestion(Question):
     """Measures time and memory of models. Times are medians; exponents have intervals over repeated measurements."""
 
     messages = load_messages(__file__)
-    claims = ("C30", "C31", "C32a", "C34c")
+    claims = ("C30", "C31", "C32a", "C34c", "C42")
 
     @functools.cached_property
     def attention(self) -> Trial:
@@ -93,10 +94,17 @@ class CostQuestion(Question):
             for patch in _PATCHES
         }
 
+    @functools.cached_property
+    def patterns(self) -> AttentionComparison:
+        """Trials of ViT with local, strided and global attention."""
+        return AttentionComparison(self.lab)
+
     def rounds(self) -> Sequence[Sequence[Trial]]:
-        return ([self.attention, self.latency], [*self.families.values()], [*self.squares.values()])
+        timings = ([self.attention, self.latency], [*self.families.values()], [*self.squares.values()])
+        return (*timings, *self.patterns.rounds())
 
     def read(self, results: Results) -> None:
+        self.patterns.read(results)
         self.attention_times = results.measured(self.attention)
         self.latencies = results.measured(self.latency)
         self.by_family = {
@@ -138,6 +146,7 @@ class CostQuestion(Question):
         yield Verdict("C31", "reported", fields={"ratios": patches} if patches else {})
         yield Verdict("C32a", "trained", self.growth(), is_share=False)
         yield self._mixer_verdict()
+        yield self.patterns.verdict()
 
     def _mixer_verdict(self) -> Verdict:
         """Return the verdict on C34c: the published Mixer costs more than a ViT that is at least as accurate."""
@@ -193,7 +202,8 @@ class CostQuestion(Question):
                 yield f"cost-{quantity}", line_chart(lines, tokens, label, log=True, log_x=True, dots=True)
 
     def html(self, figures: dict[str, str]) -> str:
-        if not figures and not self.by_side:
+        patterns = self.patterns.table(self)
+        if not figures and not self.by_side and not patterns:
             return str(self.t("nothing", "p"))
         panes = "".join(figure(self.t(f"{name}-title"), self.t(f"{name}-note"), svg) for name, svg in figures.items())
         names = ("parameters", "macs", "latency", "step", "memory")
@@ -216,7 +226,7 @@ class CostQuestion(Question):
         first = (self.t("side"), self.t("patch"), self.t("tokens"))
         side_table = table((*first, *heads), rows, frozenset(range(8))) if rows else ""
         larger = f"{self.t('larger', 'p')}{side_table}" if side_table else ""
-        tables = f"{family_table}{self._latency_table()}{larger}"
+        tables = f"{family_table}{self._latency_table()}{larger}{patterns}"
         return f'<div class="panes">{panes}</div>{self.t("masked-note", "p")}{tables}'
 
     def _latency_table(self) -> str:
@@ -240,6 +250,7 @@ class CostQuestion(Question):
             "families": {
                 f"{name} {entry['patch'] or ''}".strip(): entry for (name, _), entry in self.by_family.items()
             },
+            "patterns": self.patterns.numbers(),
             "sides": {f"{side} px, patch {patch}": entry for (side, patch), entry in self.by_side.items()},
         }
 
