@@ -106,4 +106,4 @@ def test_tasks_of_stored_trials_can_be_run(task):
 
 
 def test_formats_of_files_change_only_on_purpose():
-    assert (bundle_folder.FORMAT, gallery.FORMAT, trial.VERSION) == (2, 2, 2)
+    assert (bundle_folder.FORMAT, gallery.FORMAT, trial.VERSION) == (2, 2, 3)

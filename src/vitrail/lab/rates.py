@@ -6,11 +6,13 @@ standard error are a tie. Variants that are compared share the rate that is best
 """
 
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from vitrail.lab.statistics import difference
+from vitrail.lab.training import FIRST_RATES
 from vitrail.lab.trial import Trial
 
 
@@ -38,8 +40,9 @@ class RateChoice:
 
     @functools.cached_property
     def best(self) -> float:
-        """The rate with the highest mean accuracy."""
-        return max(self.means, key=lambda rate: self.means[rate])
+        """The rate with the highest mean accuracy; of equal ones, that nearest to the middle of the rates."""
+        middle = math.log(FIRST_RATES[len(FIRST_RATES) // 2])
+        return max(self.means, key=lambda rate: (self.means[rate], -abs(math.log(rate) - middle)))
 
     def within(self, errors: float) -> list[float]:
         """Return the rates whose mean is at most `errors` standard errors below that of the best rate."""

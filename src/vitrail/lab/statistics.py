@@ -71,18 +71,18 @@ class Estimate(NamedTuple):
             return min(part.interval(level)[0] for part in self.parts), min(
                 part.interval(shared)[1] for part in self.parts
             )
-        reach = t_quantile(1 - level / 2, self.effective_freedom) * self.error
+        reach = self._reach(level / 2)
         return max(self.value - reach, self.bounds[0]), min(self.value + reach, self.bounds[1])
 
-    @property
-    def effective_freedom(self) -> float:
-        """Degrees of freedom of the whole error: those of the seeds divided by the share of the variance from seeds.
+    def _reach(self, tail: float) -> float:
+        """Return the half width of the interval with the probability `tail` beyond each end.
 
-        Over thousands of test images, their part of the variance is practically known. Satterthwaite's rule divides by
-        the square of the share. With few seeds, its intervals are too short, because the share is estimated, too.
+        It is the root of the sum of squares of two half widths: Student's for seeds, and the normal distribution's for
+        images, whose variance is practically known. One t interval for both, with degrees of freedom by Satterthwaite's
+        rule, is too short at the small levels of multiple comparisons.
         """
-        share = self.seed_variance / self.error**2 if self.error else 0.0
-        return self.freedom / share if share else math.inf
+        seeds = t_quantile(1 - tail, self.freedom) * math.sqrt(self.seed_variance) if self.seed_variance else 0.0
+        return math.hypot(seeds, t_quantile(1 - tail, math.inf) * self.image_error)
 
     @property
     def seed_variance(self) -> float:
@@ -102,8 +102,20 @@ class Estimate(NamedTuple):
         """Return the one-sided tail probability on the side `sign` (1 or -1) of 0, if the true value is 0."""
         if self.error == 0:
             return 0.0 if sign * self.value > 0 else 1.0
-        t = sign * self.value / self.error
-        return t_tail(t, self.effective_freedom) if t >= 0 else 1 - t_tail(-t, self.effective_freedom)
+        probability = self._tail_beyond(abs(self.value))
+        return probability if sign * self.value >= 0 else 1 - probability
+
+    def _tail_beyond(self, distance: float) -> float:
+        """Return the tail probability whose half width is a distance."""
+        if not self.image_error:
+            return t_tail(distance / self.error, self.freedom)
+        if not self.seed_variance:
+            return t_tail(distance / self.error, math.inf)
+        low, high = math.log(1e-12), math.log(0.5)
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._reach(math.exp(middle)) > distance else (low, middle)
+        return math.exp(high)
 
     def __sub__(self, other: "Estimate") -> "Estimate":
         return combine((1.0, self), (-1.0, other))
@@ -206,12 +218,17 @@ def contrast(terms: Sequence[Term]) -> Estimate:
     by_seed, by_image = values_SI.mean(axis=1), values_SI.mean(axis=0)
     if seeds < 2 or images < 2:
         return mean_of(by_seed)
-    seed_square, image_square = images * by_seed.var(ddof=1), seeds * by_image.var(ddof=1)
+    image_square = seeds * by_image.var(ddof=1)
     whole = np.square(values_SI - values_SI.mean()).sum()
+    seed_square = images * by_seed.var(ddof=1)
     residual = max(whole - (seeds - 1) * seed_square - (images - 1) * image_square, 0.0)
     residual_square = residual / ((seeds - 1) * (images - 1))
     image_error = math.sqrt(max(image_square - residual_square, 0.0) / values_SI.size)
-    return mean_of(by_seed, image_error)._replace(residual_error=math.sqrt(residual_square / values_SI.size))
+    residual_error = math.sqrt(residual_square / values_SI.size)
+    estimate = mean_of(by_seed, image_error)._replace(residual_error=residual_error)
+    if not seed_square:  # of few seeds and images, all accuracies may be equal by chance
+        estimate = estimate._replace(error=math.hypot(image_error, residual_error))
+    return estimate
 
 
 def difference(first: np.ndarray, second: np.ndarray) -> Estimate:

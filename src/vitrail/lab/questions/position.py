@@ -82,8 +82,8 @@ class PositionQuestion(VariantQuestion):
         return Trial("vitrail.lab.questions.position:prove", {"model": model.to_document()}, work=1e9)
 
     def rounds(self) -> Sequence[Sequence[Trial]]:
-        first, *others = super().rounds() or ([],)
-        return [self.proof_trial], [*self.fine_trials, *first], *others
+        rounds = super().rounds()
+        return ([self.proof_trial], [*self.fine_trials, *rounds[0]], *rounds[1:]) if rounds else ([self.proof_trial],)
 
     def read(self, results: Results) -> None:
         super().read(results)
@@ -103,8 +103,9 @@ class PositionQuestion(VariantQuestion):
         yield Verdict("C19", "trained", self.lead("learned-1d", "sincos-2d"))
         yield Verdict("C20", "trained", self.lead("learned-1d", "learned-2d"), margin=MARGIN)
         yield Verdict("C21", "exact", holds=self._sinusoids_are_good())
-        leads = {kind: gain for kind in KINDS[1:] if (gain := self.gain(kind, self.counts[0])) is not None}
-        weakest = {"kind": min(leads, key=lambda kind: leads[kind].value)} if leads else {}
+        leads = {kind: self.gain(kind, self.counts[0]) for kind in KINDS[1:]}
+        values = {kind: lead.value for kind, lead in leads.items() if lead is not None}
+        weakest = {"kind": min(values, key=lambda kind: values[kind])} if len(values) == len(leads) else {}
         yield Verdict("P1", "trained", smallest(list(leads.values())), fields=weakest)
 
     def _nearness_gain(self) -> Estimate | None:
