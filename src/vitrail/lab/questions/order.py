@@ -149,8 +149,8 @@ class OrderQuestion(Question):
             standard([name for name in names if name not in ("column", "snake")]),
             standard(names),
             sequences("parity"),
-            sequences("recall"),
             fine(fine_names),
+            sequences("recall"),
             [*standard(names, None), *fine(fine_names, None), *sequences("parity", None), *sequences("recall", None)],
         )
 
