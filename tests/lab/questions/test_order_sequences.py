@@ -9,7 +9,7 @@ from vitrail.lab.questions.order_sequences import (
     RECALL_LENGTHS,
     parity_sequences,
     recall_sequences,
-    sequence_config,
+    sequence_configs,
     sequence_images,
     sequence_trials,
     train_on_sequences,
@@ -43,7 +43,7 @@ def test_class_of_recall_is_the_first_token():
 
 @pytest.mark.parametrize("length", [PARITY_LENGTH, *RECALL_LENGTHS])
 def test_models_have_equal_parameters(length):
-    lstm, vit = (sequence_config(family, length) for family in ("lstm", "vit"))
+    lstm, vit = (sequence_configs(length)[name] for name in ("lstm", "vit"))
     assert (lstm.patches, vit.patches) == (length, length)
     assert lstm.parameters / vit.parameters == pytest.approx(1, abs=0.03)
 

@@ -261,15 +261,15 @@ MIXER = "mixer-b16.in21k-1k"
 """The published Mixer-B/16."""
 
 
-def cheapest_equal(reference: Published, family: str) -> Published:
-    """Return the published model of a family with the fewest MACs among those at least as accurate as `reference`.
+def cheapest_equal(reference: Published, collection: str) -> Published:
+    """Return the published model of a collection with the fewest MACs among those at least as accurate as `reference`.
 
     All are pre-trained on ImageNet-21k, then trained on ImageNet. Accuracies are those of the catalogue.
     """
     candidates = [
         published
         for published in catalogue().values()
-        if published.config.family == family
+        if published.collection == collection
         and "in21k-1k" in published.name
         and (published.accuracy or 0) >= (reference.accuracy or 0)
     ]

@@ -74,15 +74,16 @@ class OrderQuestion(Question):
         """Trials with the finest grid, of the LSTM by order and of ViT, on half as many images seen."""
         trials: dict[str, list[Trial]] = {}
         for pair in PAIRS:
-            changes = [self._fine_changes("lstm") | {"order": order} for order in pair]
+            changes = [self._fine_changes["lstm"] | {"order": order} for order in pair]
             trained = [self._train_seeds("lstm", changes=change, seen=self.lab.seen // 2) for change in changes]
             trials |= compare_variants(dict(zip(pair, trained, strict=True)))
         if "vit" in self.lab.families:
-            trials["vit"] = self._train_seeds("vit", changes=self._fine_changes("vit"), seen=self.lab.seen // 2)
+            trials["vit"] = self._train_seeds("vit", changes=self._fine_changes["vit"], seen=self.lab.seen // 2)
         return trials
 
-    def _fine_changes(self, family: str) -> dict[str, Any]:
-        """Return the settings of a model with the finest grid of at most 256 patches.
+    @functools.cached_property
+    def _fine_changes(self) -> dict[str, dict[str, Any]]:
+        """Settings of the models with the finest grid of at most 256 patches, by family.
 
         ViT is half as wide and half as deep as in other questions; the LSTM has as many multiply-accumulates.
         """
@@ -90,11 +91,9 @@ class OrderQuestion(Question):
         patch = min(size for size in range(1, side + 1) if not side % size and (side // size) ** 2 <= _MAX_PATCHES)
         vit = cast(ViTConfig, self.lab.images.matched_config("vit", patch=patch))
         changes = {"patch": patch, "width": vit.width // 2, "mlp": vit.mlp // 2, "depth": vit.depth // 2}
-        if family == "vit":
-            return changes
         macs = vit.replace(**changes).macs
         lstm = cast(LSTMConfig, self.lab.images.matched_config("lstm", patch=patch).with_macs(macs))
-        return {"patch": patch, "hidden": lstm.hidden}
+        return {"vit": changes, "lstm": {"patch": patch, "hidden": lstm.hidden}}
 
     @functools.cached_property
     def measurement_trials(self) -> dict[str, list[Trial]]:

@@ -35,22 +35,20 @@ _COUNT = 50_000  # training sequences of a trial, drawn by its seed
 
 def sequence_trials(task: str, family: str, length: int, seeds: int) -> list[Trial]:
     """Return trials that train a model on sequences, one per seed."""
-    config, seen = sequence_config(family, length), _SEEN[task]
+    config, seen = sequence_configs(length)[family], _SEEN[task]
     work = config.macs * (3.0 * seen + 20 * _PARTS["test"])
     settings = {"model": config.to_document(), "task": task, "learning_rate": None, "seen": seen}
     name = "vitrail.lab.questions.order_sequences:train_on_sequences"
     return [Trial(name, {**settings, "seed": seed}, family=family, work=work) for seed in range(seeds)]
 
 
-def sequence_config(family: str, length: int) -> ModelConfig:
-    """Return a ViT with sinusoidal positions, or an LSTM with as many parameters within a few per cent."""
+def sequence_configs(length: int) -> dict[str, ModelConfig]:
+    """Return a ViT with sinusoidal positions, and an LSTM with as many parameters within a few per cent."""
     sequence = {"classes": 2, "resolution": (1, length), "patch": 1, "width": 32}
     vit = zoo.small("Nano", "vit").replace(depth=2, mlp=64, position="sincos-1d", **sequence)
-    if family == "vit":
-        return vit
     lstm = zoo.small("Nano", "lstm").replace(**sequence)
     candidates = (lstm.replace(hidden=hidden) for hidden in range(1, 257))
-    return min(candidates, key=lambda config: abs(config.parameters - vit.parameters))
+    return {"lstm": min(candidates, key=lambda config: abs(config.parameters - vit.parameters)), "vit": vit}
 
 
 def parity_sequences(count: int, length: int, seed: int, *, shortest: int = 1) -> tuple[np.ndarray, np.ndarray]:
