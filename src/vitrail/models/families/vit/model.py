@@ -26,6 +26,7 @@ from vitrail.models.layers import (
     NORMS,
     Attention,
     AttentionPool,
+    Bias,
     LayerScale,
     NoNorm,
     PatchEmbed,
@@ -34,6 +35,7 @@ from vitrail.models.layers import (
     drop_path,
     drop_tokens,
 )
+from vitrail.models.sparse_attention import SparsePattern
 
 
 class Block(nn.Module):
@@ -54,7 +56,7 @@ class Block(nn.Module):
             self.ls1, self.ls2 = (LayerScale(c.width, c.layer_scale) for _ in range(2))
 
     def forward(
-        self, z_BTD: Tensor, rope: Tensor | None = None, bias: Tensor | None = None, queries: int | None = None
+        self, z_BTD: Tensor, rope: Tensor | None = None, bias: Bias = None, queries: int | None = None
     ) -> Tensor:
         """Apply eqs. 2 and 3. In the original encoder (post-norm), the norms follow the sums instead.
 
@@ -176,12 +178,14 @@ class ViT(ViTHooks):
                 z_BTD = z_BTD + added_TD
             if c.merge:
                 z_BTD, groups = merge_similar(z_BTD, groups, c, layer, block.cls_attention, self.board)
-            rope, bias = (None, self.mask) if self.position.only_adds else self.attention_terms(layer)
+            rope, bias = self.attention_terms(layer)
             if groups is not None:
                 bias = groups.bias  # a model that merges has no mask and no other bias
             input_BTD = z_BTD
             z_BTD = self.run_block(block, input_BTD, rope, bias, queries if layer == last else None)
             if activations is not None and (layer in activations.layers or layer in activations.inside):
+                if isinstance(bias, SparsePattern):
+                    bias = self.dense_bias(layer)
                 record_layer(activations, layer, block, input_BTD, z_BTD, rope, bias, groups, merges=bool(c.merge))
         return spread(z_BTD, groups) if queries is None else z_BTD
 
@@ -190,13 +194,11 @@ class ViT(ViTHooks):
         """Number of tokens, from the first, that the head reads; None for all. BatchNorm's statistics need all."""
         return 1 + self.config.distilled if self.config.pool == "cls" and self.config.norm != "batch" else None
 
-    def attention_terms(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
+    def attention_terms(self, layer: int) -> tuple[Tensor | None, Bias]:
         """Return the rotation of queries and keys in `layer` (2, T, K/2), and the bias of its attention logits (H, T,
-        T) or their mask (T, T)."""
-        rope, bias_HTT = self.position.rotation(self), self.position.bias(self, layer)
-        if bias_HTT is None:
-            return rope, self.mask
-        return rope, bias_HTT if self.mask is None else bias_HTT.masked_fill(~self.mask, -torch.inf)
+        T), their mask (T, T) or the pairs to compute."""
+        bias = self.sparse_pattern(layer) if self.config.sparse_parts else self.dense_bias(layer)
+        return self.position.rotation(self), bias
 
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
         """Apply eq. 4 and the head: normalise, pool, classify."""
