@@ -12,11 +12,12 @@ import pytest
 from tests.messages.english_texts import SOURCE, collect_messages
 from vitrail.api.commands import COMMANDS, Group
 from vitrail.api.help import _describe
+from vitrail.api.listings import recipes
 from vitrail.core.language import FILES, load_templates, messages_in, translate
 from vitrail.core.message_files import load_messages
 from vitrail.data.sources.registry import source_descriptions
 
-NAMES = ("cells", "errors", "headings", "help", "notes", "phrases")
+NAMES = ("cells", "errors", "headings", "help", "notes", "phrases", "settings")
 PLACEHOLDER = re.compile(r"\{(\w+)(?::\w+\??)?\}")
 
 UNTRANSLATED = {
@@ -124,6 +125,18 @@ def test_every_help_text_has_a_korean_translation():
     assert not missing, "\n".join(missing)
 
 
+def test_every_recipe_and_setting_has_a_korean_meaning():
+    texts = [recipe["purpose"] for recipe in recipes()]
+    texts += [setting["meaning"] for setting in recipes("small")["settings"]]
+    missing = []
+    for text in texts:
+        for sentence in re.split(r"(?<=[.?])\s+", translate(text, "settings") or text):
+            choices = re.sub(r"^[a-z, ]+: ", "", sentence)  # such as "vit, hybrid: cls, gap, map."
+            if re.search("[a-z]{2} [a-z]{2}", choices) and not is_korean(sentence):
+                missing.append(sentence)
+    assert not missing, "\n".join(missing)
+
+
 def test_every_heading_has_a_korean_translation():
     """Headings are the first argument of print_table, and the names in rows of facts in `api/output*.py`."""
     headings = set()
@@ -153,8 +166,8 @@ def test_korean_texts_are_written_in_one_style():
     """Sentences end in -니다, -세요 or a question, and no particle follows a value whose last sound is unknown."""
     for key, message in entries():
         korean = message["ko"]
-        literals = PLACEHOLDER.sub("", korean).removeprefix("vitrail: ")
-        assert re.search("[가-힣]", literals) or not re.search("[a-z]{3}", literals), key
+        literals = PLACEHOLDER.sub("", korean)
+        assert re.search("[가-힣]", literals) or not re.search("[a-z]{2} [a-z]{2}", literals), key
         if key.startswith("errors/"):
             for sentence in re.split(r"(?<=[^.][.?])\s+", PLACEHOLDER.sub("x", korean)):
                 ending = re.sub(r"\([^()]*(\([^()]*\))?[^()]*\)", "", sentence).rstrip(" .:?")
@@ -174,7 +187,9 @@ def test_every_translation_belongs_to_an_english_text():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
-    source = "".join(f" {' '.join(split_into_words(text))} \n" for text in constants)
+    families = "vit, hybrid, mixer, lstm, igpt"
+    texts = [*constants, families, *(path.read_text(encoding="utf-8") for path in SOURCE.glob("recipes/*.toml"))]
+    source = "".join(f" {' '.join(split_into_words(text))} \n" for text in texts)
     system_messages = {os.strerror(number) for number in errno.errorcode}
     unused = []
     for key, message in entries():
@@ -189,10 +204,10 @@ def test_every_translation_belongs_to_an_english_text():
 
 def test_templates_translate_their_own_english_text():
     """A template that is hidden by a more general one would never be used."""
-    for category in ("messages", "phrases", "cells", "headings"):
+    for category in ("messages", "phrases", "cells", "headings", "settings"):
         for template in load_templates(category)[1]:
             sample = PLACEHOLDER.sub(lambda field: "12" if "number" in field[0] else "x1", template.english)
-            if ":phrases}" not in template.english and ":messages}" not in template.english:
+            if not re.search(r":(phrases|messages|settings)\}", template.english):
                 assert translate(sample, category), template.english
 
 

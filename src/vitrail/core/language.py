@@ -31,12 +31,14 @@ FILES = {
     "phrases": ("messages/phrases.toml",),
     "headings": ("messages/headings.toml",),
     "cells": ("messages/cells.toml",),
+    "settings": ("messages/settings.toml",),
     "claims": ("lab/lab_report.toml", "lab/questions/*.toml"),
 }
 """The message files of each category of texts.
 
 `help` has texts of --help, `messages` sentences, `phrases` parts of sentences, `headings` names of columns and rows,
-`cells` values in tables, `claims` texts of the bias lab, which its report has in both languages.
+`cells` values in tables, `settings` meanings of recipes and their settings, `claims` texts of the bias lab, which its
+report has in both languages.
 """
 
 _MAX_LENGTH, _MAX_SENTENCES = 4000, 20  # of a message; a longer one, perhaps hostile, stays English
