@@ -89,6 +89,7 @@ def test_python_functions_raise_english_errors():
             "'a cannot be read (b).png' cannot be read (No such file or directory).",
             "'a cannot be read (b).png': 읽을 수 없습니다(그런 파일이나 폴더가 없음).",
         ),
+        ("my new photos/a.png cannot be read (x).", "my new photos/a.png: 읽을 수 없습니다(x)."),
         # Several sentences, and one without a translation.
         ("Use float32. Use test or val.", "float32를 쓰세요. test나 val을 쓰세요."),
         ("Use float32. Something new happened.", "float32를 쓰세요. Something new happened."),

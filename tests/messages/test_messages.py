@@ -63,7 +63,7 @@ UNTRANSLATED = {
         "x1s must be a list of integers",
     ),
     "the language is not known yet": ("VITRAIL_LANG must be",),
-    "it is caught and not shown": ("no network here", "tensor x1 is missing", "no threshold"),
+    "it is caught and not shown": ("no network here", "no threshold"),
     "it is written into the README of an export": ("Load a .pt2 file only", "This folder is a model repository"),
     "it has commands": ("Next:\n",),
     "its end is one of several texts, each of which has a template": ("12 images are x1",),

@@ -223,7 +223,7 @@ def show_comparison(report: Report, arguments: CliArguments) -> None:
         return print_json(report.to_json())
     if "claims" in report:
         rows = [
-            [claim["id"], localise(claim["verdict"], "claims"), claim["question"], localise(claim["rule"], "claims")]
+            [claim["id"], localise(claim["verdict"], "cells"), claim["question"], localise(claim["rule"], "claims")]
             for claim in report["claims"]
         ]
         print_table(("claim", "verdict", "question", "decided by"), rows)
