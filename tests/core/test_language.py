@@ -10,9 +10,10 @@ import time
 import pytest
 
 import vitrail
+from vitrail.cli import find_language
 from vitrail.core import language
 from vitrail.core.errors import UsageError
-from vitrail.core.language import Template, find_language, localise, messages_in, translate
+from vitrail.core.language import Template, localise, messages_in, translate
 
 KOREAN = {"VITRAIL_LANG": "ko"}
 

@@ -15,12 +15,10 @@ may have several sentences. A sentence without a template stays English.
 
 import functools
 import re
-import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vitrail.core.errors import UsageError
 from vitrail.core.message_files import load_messages
 
 LANGUAGES = ("en", "ko")
@@ -50,27 +48,6 @@ _NUMBER = re.compile(r"[\d,.]*\d(?:e[+-]\d+)?%?")
 _PLACEHOLDER = re.compile(r"\{(\w+)(?::(\w+)(\?)?)?\}")
 
 _language = "en"
-
-
-def find_language(environ: Mapping[str, str]) -> str:
-    """Return the language that the environment asks for: VITRAIL_LANG, otherwise the locale. The default is English.
-
-    Raise UsageError if VITRAIL_LANG is neither en nor ko. Korean needs streams that can encode it.
-    """
-    names = ("VITRAIL_LANG", "LC_ALL", "LC_MESSAGES", "LANG")
-    name, locale = next(((name, environ[name]) for name in names if environ.get(name)), ("", ""))
-    code = re.split(r"[_.@-]", locale.lower())[0]  # ko for ko_KR.UTF-8
-    if name == "VITRAIL_LANG" and code not in LANGUAGES:
-        raise UsageError(f"VITRAIL_LANG must be {' or '.join(LANGUAGES)}, got {locale!r}.")
-    return "ko" if code == "ko" and all(map(_can_encode_korean, (sys.stdout, sys.stderr))) else "en"
-
-
-def _can_encode_korean(stream: object) -> bool:
-    try:
-        "한국어".encode(getattr(stream, "encoding", None) or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 @contextmanager
