@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import vitrail
 from vitrail.core.errors import UsageError
 from vitrail.lab.exact import redraw
+from vitrail.models import sparse_attention
 from vitrail.models.activations import look
 from vitrail.models.families.vit import sparsity
 from vitrail.models.families.vit.attention_mask import attention_mask
@@ -25,6 +26,18 @@ def sparse_vit(grid=(12, 13), dtype=torch.float64, **changes):
         resolution=grid, patch=1, channels=1, width=16, heads=2, mlp=16, depth=2, classes=3, attention="local"
     )
     return redraw(ViT(config.replace(**changes)).to(dtype), std=0.4)
+
+
+@pytest.fixture
+def always_sparse(monkeypatch):
+    """Choose parts even for short sequences, for which a mask is faster."""
+    monkeypatch.setattr(sparsity, "_DENSE_TOKENS", 0)
+    monkeypatch.setattr(sparsity, "_DENSE_SHARE", 1e9)
+    sparsity.local_parts.cache_clear()
+    sparsity.strided_parts.cache_clear()
+    yield
+    sparsity.local_parts.cache_clear()
+    sparsity.strided_parts.cache_clear()
 
 
 def masked(model):
@@ -52,7 +65,8 @@ def assert_equal_to_masked(model, tolerance, count=2):
         assert (gradient - masked_gradients[name]).abs().max() <= tolerance * largest, name
 
 
-@settings(max_examples=40, derandomize=True)
+@pytest.mark.usefixtures("always_sparse")
+@settings(max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(3, 19),
     columns=st.integers(3, 19),
@@ -67,25 +81,18 @@ def assert_equal_to_masked(model, tolerance, count=2):
 def test_sparse_attention_equals_masked_attention(
     rows, columns, attention, span, heads, pool, registers, position, wrap
 ):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparsity, "_DENSE_TOKENS", 0)
-        patch.setattr(sparsity, "_DENSE_SHARE", 1e9)  # parts even if they are slower than a mask
-        sparsity.local_parts.cache_clear()
-        sparsity.strided_parts.cache_clear()
-        model = sparse_vit(
-            (rows, columns),
-            attention=attention,
-            attention_span=span,
-            heads=heads,
-            pool=pool,
-            registers=registers,
-            position=position,
-            wrap=wrap and attention == "local" and position != "learned-1d",
-        )
-        assert model.config.sparse_parts
-        assert_equal_to_masked(model, 1e-12)
-    sparsity.local_parts.cache_clear()
-    sparsity.strided_parts.cache_clear()
+    model = sparse_vit(
+        (rows, columns),
+        attention=attention,
+        attention_span=span,
+        heads=heads,
+        pool=pool,
+        registers=registers,
+        position=position,
+        wrap=wrap and attention == "local" and position != "learned-1d",
+    )
+    assert model.config.sparse_parts or 2 * span > rows * columns
+    assert_equal_to_masked(model, 1e-12)
 
 
 @pytest.mark.parametrize("attention", ["local", "strided"])
@@ -96,12 +103,19 @@ def test_sparse_attention_equals_masked_attention_in_float32(attention, changes)
     assert_equal_to_masked(model, 1e-6 if changes.get("position") != "relative" else 1e-5)
 
 
-def test_many_images_and_groups_are_computed_in_several_chunks(monkeypatch):
-    from vitrail.models import sparse_attention
+@pytest.mark.usefixtures("always_sparse")
+@pytest.mark.parametrize("attention", ["local", "strided"])
+@pytest.mark.parametrize("numbers", [1, 5_000, 50_000])
+def test_chunks_of_images_and_groups_do_not_change_the_result(attention, numbers, monkeypatch):
+    monkeypatch.setattr(sparse_attention, "_CACHED_NUMBERS", numbers)
+    assert_equal_to_masked(sparse_vit(attention=attention), 1e-12, count=5)
 
-    for numbers in (1, 5_000, 50_000):
-        monkeypatch.setattr(sparse_attention, "_CACHED_NUMBERS", numbers)
-        assert_equal_to_masked(sparse_vit(), 1e-12, count=5)
+
+@pytest.mark.usefixtures("always_sparse")
+@pytest.mark.parametrize("span", [1, 2, 77, 78, 79, 1000])
+def test_strides_up_to_the_number_of_patches_have_equal_results(span):
+    """A remainder with a single patch would have no keys: strides above 78 are masked."""
+    assert_equal_to_masked(sparse_vit(attention="strided", attention_span=span), 1e-12)
 
 
 def test_a_trained_model_under_autocast_stays_close_to_full_precision():
@@ -114,6 +128,7 @@ def test_a_trained_model_under_autocast_stays_close_to_full_precision():
     assert model.to(torch.bfloat16)(images.bfloat16()).isfinite().all()
 
 
+@pytest.mark.usefixtures("always_sparse")
 @pytest.mark.parametrize("attention", ["local", "strided"])
 def test_graphs_for_export_have_equal_logits(attention):
     model = sparse_vit(dtype=torch.float32, attention=attention, position="relative", registers=1)
@@ -126,6 +141,7 @@ def test_graphs_for_export_have_equal_logits(attention):
     torch.testing.assert_close(model(images), logits, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("always_sparse")
 @pytest.mark.parametrize("attention", ["local", "strided"])
 def test_compile_makes_one_graph_with_equal_gradients(attention):
     model = sparse_vit(attention=attention, depth=1)

@@ -4,8 +4,8 @@ Shapes: B images, T tokens (first the prefix: [CLS] and registers), N patches, H
 keys of a group, G groups.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -39,8 +39,8 @@ def attend(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, pattern: SparsePattern, scale: float | None, *, fused: bool = True
 ) -> Tensor:
     """Return eq. 7 for all tokens (B, H, T, K), or for prefix tokens if there are no other queries. `fused` allows
-    torch's fused kernel."""
-    prefix = pattern.prefix
+    torch's fused kernels."""
+    prefix, parts = pattern.prefix, pattern.parts
     scale = q_BHTK.shape[-1] ** -0.5 if scale is None else scale
     outputs = []
     if prefix:
@@ -50,12 +50,15 @@ def attend(
         outputs.append(_attend_all(q_BHPK, k_BHTK, v_BHTK, bias_HPT, scale, fused))
     if q_BHTK.shape[2] > prefix:
         q_BHNK = q_BHTK[:, :, prefix:]
-        several = len(pattern.parts) > 1
-        outputs.append(
-            _attend_parts(q_BHNK, k_BHTK, v_BHTK, pattern.parts, scale)
-            if several
-            else _attend_groups(q_BHNK, k_BHTK, v_BHTK, pattern.parts[0], scale, fused)
-        )
+        is_plain_cpu = q_BHNK.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        learns_bias = any(part.bias_GHQM.requires_grad for part in parts)
+        if fused and is_plain_cpu and not torch.compiler.is_compiling() and not learns_bias:
+            tensors = (tensor for part in parts for tensor in part)
+            outputs.append(_CachedGroups.apply(q_BHNK, k_BHTK, v_BHTK, scale, *tensors))
+        elif len(parts) > 1:
+            outputs.append(_attend_parts(q_BHNK, k_BHTK, v_BHTK, parts, scale))
+        else:
+            outputs.append(_attend_groups(q_BHNK, k_BHTK, v_BHTK, parts[0], scale, fused))
     return torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
 
 
@@ -69,111 +72,14 @@ def _attend_groups(
     q_BHNK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, part: PatternPart, scale: float, fused: bool
 ) -> Tensor:
     """Return the output of patches (B, H, N, K) whose keys are all in one part."""
-    bias_GHQM = part.bias_GHQM
-    is_plain_cpu = q_BHNK.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    if fused and is_plain_cpu and not torch.compiler.is_compiling() and not bias_GHQM.requires_grad:
-        return _CachedGroups.apply(q_BHNK, k_BHTK, v_BHTK, *part, scale)
     q_BGHQK, k_BGHMK, v_BGHMK = (
         _group(x, index) for x, index in ((q_BHNK, part.queries_GQ), (k_BHTK, part.keys_GM), (v_BHTK, part.keys_GM))
     )
     if not fused:
-        return _ungroup(_attend_all(q_BGHQK, k_BGHMK, v_BGHMK, bias_GHQM, scale, fused), part.order_N)
-    bias = bias_GHQM.expand(q_BHNK.shape[0], -1, -1, -1, -1).flatten(0, 1)  # the kernel has four dimensions
+        return _ungroup(_attend_all(q_BGHQK, k_BGHMK, v_BGHMK, part.bias_GHQM, scale, fused), part.order_N)
+    bias = part.bias_GHQM.expand(q_BHNK.shape[0], -1, -1, -1, -1).flatten(0, 1)  # the kernel has four dimensions
     y = _attend_all(*(x.flatten(0, 1) for x in (q_BGHQK, k_BGHMK, v_BGHMK)), bias, scale, fused)
     return _ungroup(y.unflatten(0, q_BGHQK.shape[:2]), part.order_N)
-
-
-_CACHED_NUMBERS = 300_000  # keys of the groups that are computed together: with their values, they fit into the cache
-
-
-class _CachedGroups(torch.autograd.Function):
-    """torch's fused CPU kernel on a few groups at a time, so that copies of keys and values stay in the cache.
-
-    Copying them for all groups at once takes up to twice as long and several times the memory. The backward pass copies
-    them again and adds their gradients in place. The two operators are those behind `scaled_dot_product_attention`,
-    which does not return the logarithm of the sums that the backward pass needs.
-    """
-
-    @staticmethod
-    def forward(
-        context: Any,
-        q_BHNK: Tensor,
-        k_BHTK: Tensor,
-        v_BHTK: Tensor,
-        queries_GQ: Tensor,
-        keys_GM: Tensor,
-        order_N: Tensor,
-        bias_GHQM: Tensor,
-        scale: float,
-    ) -> Tensor:
-        batch, heads, _, narrow = q_BHNK.shape
-        y_BGQHK = q_BHNK.new_empty(batch, *queries_GQ.shape, heads, narrow)
-        chunks, kernels = list(_chunks(batch, keys_GM, heads * narrow)), []
-        for images, groups in chunks:
-            q, k, v = (
-                _group(x[images], index[groups]).flatten(0, 1)
-                for x, index in ((q_BHNK, queries_GQ), (k_BHTK, keys_GM), (v_BHTK, keys_GM))
-            )
-            y, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q, k, v, attn_mask=_repeat(bias_GHQM[groups], len(q)), scale=scale
-            )
-            part = y_BGQHK[images, groups]
-            part.copy_(y.transpose(1, 2).view_as(part))
-            kernels += [y, log_sums]
-        context.save_for_backward(q_BHNK, k_BHTK, v_BHTK, queries_GQ, keys_GM, order_N, bias_GHQM, *kernels)
-        context.chunks, context.scale = chunks, scale
-        return y_BGQHK.flatten(1, 2).index_select(1, order_N).transpose(1, 2)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q_BHNK, k_BHTK, v_BHTK, queries_GQ, keys_GM, order_N, bias_GHQM, *kernels = context.saved_tensors
-        (dy_BHNK,) = gradients
-        (groups_count, queries), (batch, heads, tokens, narrow) = queries_GQ.shape, k_BHTK.shape
-        rows = dy_BHNK.new_zeros(batch, groups_count * queries, heads, narrow)  # zero for repeated queries
-        dy_BGHQK = rows.index_copy_(1, order_N, dy_BHNK.transpose(1, 2)).unflatten(1, queries_GQ.shape).transpose(2, 3)
-        dq_BGQHK = torch.empty_like(rows).unflatten(1, queries_GQ.shape)
-        dk_BTHK, dv_BTHK = (dy_BHNK.new_zeros(batch, tokens, heads, narrow) for _ in range(2))
-        for number, (images, groups) in enumerate(context.chunks):
-            q, k, v = (
-                _group(x[images], index[groups]).flatten(0, 1)
-                for x, index in ((q_BHNK, queries_GQ), (k_BHTK, keys_GM), (v_BHTK, keys_GM))
-            )
-            dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                dy_BGHQK[images, groups].flatten(0, 1),
-                q,
-                k,
-                v,
-                *kernels[2 * number : 2 * number + 2],
-                0.0,
-                False,
-                attn_mask=_repeat(bias_GHQM[groups], len(q)),
-                scale=context.scale,
-            )
-            part = dq_BGQHK[images, groups]
-            part.copy_(dq.transpose(1, 2).view_as(part))
-            index = keys_GM[groups].flatten()
-            for total_BTHK, gradient in ((dk_BTHK, dk), (dv_BTHK, dv)):
-                addend = gradient.transpose(1, 2).reshape(part.shape[0], len(index), heads, narrow)
-                total_BTHK[images].index_add_(1, index, addend)
-        dq_BHNK = dq_BGQHK.flatten(1, 2).index_select(1, order_N).transpose(1, 2)
-        return dq_BHNK, dk_BTHK.transpose(1, 2), dv_BTHK.transpose(1, 2), *(None,) * 5
-
-
-def _chunks(batch: int, keys_GM: Tensor, width: int) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of images and of groups that are computed together."""
-    groups, keys = keys_GM.shape
-    count = max(_CACHED_NUMBERS // (keys * width), 1)
-    images = max(count // groups, 1)
-    for image in range(0, batch, images):
-        for group in range(0, groups, min(count, groups)):
-            yield slice(image, image + images), slice(group, group + count)
-
-
-def _repeat(bias_GHQM: Tensor, count: int) -> Tensor:
-    """Return the bias of `count` groups: those of all images."""
-    images = count // len(bias_GHQM)
-    return bias_GHQM if images == 1 else bias_GHQM.repeat(images, 1, 1, 1)
 
 
 def _attend_parts(
@@ -209,3 +115,117 @@ def _group(x_BHTK: Tensor, index_GM: Tensor) -> Tensor:
 def _ungroup(y_BGHQK: Tensor, order_N: Tensor) -> Tensor:
     """Return the rows of groups in the order of the patches: (B, H, N, K)."""
     return y_BGHQK.transpose(2, 3).flatten(1, 2).index_select(1, order_N).transpose(1, 2)
+
+
+_CACHED_NUMBERS = 300_000  # numbers of the keys that are copied at a time: with their values, they fit into the cache
+
+
+class _CachedGroups(torch.autograd.Function):
+    """torch's fused CPU kernel on a few groups at a time, so that copies of keys and values stay in the cache.
+
+    Copying them for all groups at once takes up to twice as long and several times the memory. The backward pass copies
+    them again and adds their gradients in place. The operators are those behind `scaled_dot_product_attention`, because
+    they return the logarithm of the sum of each softmax: it weights the outputs of several parts, and the backward pass
+    needs it.
+    """
+
+    @staticmethod
+    def forward(context: Any, q_BHNK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, scale: float, *tensors: Tensor) -> Tensor:
+        outputs = [_part_forward(q_BHNK, k_BHTK, v_BHTK, part, scale) for part in _as_parts(tensors)]
+        y_BHNK, log_sum_BHN1 = outputs[0]
+        if len(outputs) > 1:
+            log_sums = torch.stack([log_sum for _, log_sum in outputs])
+            log_sum_BHN1 = log_sums.logsumexp(0)
+            shares = (log_sums - log_sum_BHN1).exp().to(y_BHNK.dtype)
+            y_BHNK = torch.stack([share * y for share, (y, _) in zip(shares, outputs, strict=True)]).sum(0)
+        context.save_for_backward(q_BHNK, k_BHTK, v_BHTK, y_BHNK, log_sum_BHN1, *tensors)
+        context.scale = scale
+        return y_BHNK
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q_BHNK, k_BHTK, v_BHTK, y_BHNK, log_sum_BHN1, *tensors = context.saved_tensors
+        dk_BTHK, dv_BTHK = (x.new_zeros(x.transpose(1, 2).shape) for x in (k_BHTK, v_BHTK))
+        queries = (q_BHNK, gradients[0], y_BHNK, log_sum_BHN1)
+        dq_BHNK = torch.zeros_like(q_BHNK)
+        for part in _as_parts(tensors):
+            dq_BHNK += _part_backward(queries, k_BHTK, v_BHTK, part, context.scale, dk_BTHK, dv_BTHK)
+        return dq_BHNK, dk_BTHK.transpose(1, 2), dv_BTHK.transpose(1, 2), *(None,) * (1 + len(tensors))
+
+
+def _as_parts(tensors: Sequence[Tensor]) -> list[PatternPart]:
+    size = len(PatternPart._fields)
+    return [PatternPart(*tensors[start : start + size]) for start in range(0, len(tensors), size)]
+
+
+def _part_forward(
+    q_BHNK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, part: PatternPart, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the output (B, H, N, K) of a softmax over the keys of one part, and the logarithm of its sum (B, H, N,
+    1)."""
+    (batch, heads, _, narrow), shape = q_BHNK.shape, part.queries_GQ.shape
+    y_BGHQK = q_BHNK.new_empty(batch, *shape, heads, narrow).transpose(2, 3)
+    log_sum_BGHQ1 = None
+    for images, groups in _chunks(batch, part.keys_GM, heads * narrow):
+        q = _group(q_BHNK[images], part.queries_GQ[groups]).flatten(0, 1)
+        k, v = (_group(x[images], part.keys_GM[groups]).flatten(0, 1) for x in (k_BHTK, v_BHTK))
+        bias = _repeat(part.bias_GHQM[groups], len(q))
+        y, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias, scale=scale)
+        if log_sum_BGHQ1 is None:
+            log_sum_BGHQ1 = log_sum.new_empty(batch, shape[0], heads, shape[1], 1)
+        for total, values in ((y_BGHQK, y), (log_sum_BGHQ1, log_sum[..., None])):
+            chunk = total[images, groups]
+            chunk.copy_(values.unflatten(0, chunk.shape[:2]))
+    return _ungroup(y_BGHQK, part.order_N), _ungroup(cast(Tensor, log_sum_BGHQ1), part.order_N)
+
+
+def _part_backward(
+    queries: tuple[Tensor, Tensor, Tensor, Tensor],
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    part: PatternPart,
+    scale: float,
+    dk_BTHK: Tensor,
+    dv_BTHK: Tensor,
+) -> Tensor:
+    """Return the gradient of the queries through the keys of one part, and add the gradients of keys and values to
+    `dk_BTHK` and `dv_BTHK`. `queries` are the queries, the gradient of the output, the output and the logarithm of the
+    sum of its softmax."""
+    q_BHNK, dy_BHNK, *_ = queries
+    batch, heads, _, narrow = q_BHNK.shape
+    slots = part.queries_GQ.numel()
+    # Gradients of repeated queries are zero.
+    rows_BLHK = dy_BHNK.new_zeros(batch, slots, heads, narrow).index_copy_(1, part.order_N, dy_BHNK.transpose(1, 2))
+    dy_BGHQK = rows_BLHK.unflatten(1, part.queries_GQ.shape).transpose(2, 3)
+    dq_BGHQK = torch.empty_like(rows_BLHK).unflatten(1, part.queries_GQ.shape).transpose(2, 3)
+    for images, groups in _chunks(batch, part.keys_GM, heads * narrow):
+        q, y, log_sum = (_group(queries[number][images], part.queries_GQ[groups]).flatten(0, 1) for number in (0, 2, 3))
+        k, v = (_group(x[images], part.keys_GM[groups]).flatten(0, 1) for x in (k_BHTK, v_BHTK))
+        bias, dy = _repeat(part.bias_GHQM[groups], len(q)), dy_BGHQK[images, groups].flatten(0, 1)
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            dy, q, k, v, y, log_sum[..., 0], 0.0, False, attn_mask=bias, scale=scale
+        )
+        chunk = dq_BGHQK[images, groups]
+        chunk.copy_(dq.unflatten(0, chunk.shape[:2]))
+        index = part.keys_GM[groups].flatten()
+        for total_BTHK, gradient in ((dk_BTHK, dk), (dv_BTHK, dv)):
+            addend = gradient.transpose(1, 2).reshape(len(chunk), len(index), heads, narrow)
+            total_BTHK[images].index_add_(1, index, addend)
+    return _ungroup(dq_BGHQK, part.order_N)
+
+
+def _chunks(batch: int, keys_GM: Tensor, width: int) -> Iterator[tuple[slice, slice]]:
+    """Yield slices of images and of groups that are computed together."""
+    groups, keys = keys_GM.shape
+    count = max(_CACHED_NUMBERS // (keys * width), 1)
+    images = max(count // groups, 1)
+    for image in range(0, batch, images):
+        for group in range(0, groups, min(count, groups)):
+            yield slice(image, image + images), slice(group, group + count)
+
+
+def _repeat(bias_GHQM: Tensor, count: int) -> Tensor:
+    """Return the bias of `count` groups: those of all images."""
+    images = count // len(bias_GHQM)
+    return bias_GHQM if images == 1 else bias_GHQM.repeat(images, 1, 1, 1)

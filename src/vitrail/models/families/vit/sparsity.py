@@ -103,9 +103,12 @@ def local_parts(grid: Pair, radius: int, wraps: bool, prefix: int) -> tuple[Part
 
 @functools.lru_cache(maxsize=256)
 def strided_parts(patches: int, stride: int, prefix: int) -> tuple[Part, ...]:
-    """Return the two parts of strided attention; empty if a mask is faster."""
+    """Return the two parts of strided attention; empty if a mask is faster, as for strides above half of the patches,
+    with which a remainder may have a single patch."""
+    if 2 * stride > patches:
+        return ()
     neighbours = _fastest_tiles((1, patches), (0, stride - 1), False, prefix)
-    return _unless_dense((neighbours, Residues(patches, min(stride, patches))), patches + prefix)
+    return _unless_dense((neighbours, Residues(patches, stride)), patches + prefix)
 
 
 def _fastest_tiles(grid: Pair, radii: Pair, wraps: bool, prefix: int) -> Tiles:
@@ -124,7 +127,7 @@ def _fastest_tiles(grid: Pair, radii: Pair, wraps: bool, prefix: int) -> Tiles:
 
 
 def _unless_dense(parts: tuple[Part, ...], tokens: int) -> tuple[Part, ...]:
-    """Return the parts, or none if masking all scores is faster. No fused kernel computes two parts, which doubles the
-    time."""
+    """Return the parts, or none if masking all scores is faster. Two parts take twice as long as one with as many
+    scores, because their softmaxes are joined."""
     time = len(parts) * sum(count_scores(part) + _SCORES_PER_KEY * part.groups * part.keys for part in parts)
     return parts if tokens > _DENSE_TOKENS and time < _DENSE_SHARE * tokens**2 else ()
