@@ -276,7 +276,7 @@ def test_train_rejects_an_existing_model_and_names_finetune(digits):
     [
         ({"protocol": "kn"}, "Protocol must be one of classify, knn, probe, fewshot, got 'kn'. Did you mean 'knn'"),
         ({"protocol": None}, "Protocol must be one of .* got None"),
-        ({"shots": [5]}, "Shots must come with protocol fewshot, got classify."),
+        ({"shots": [5]}, "Shots must be used with protocol fewshot, got classify."),
     ],
 )
 def test_invalid_protocols_of_evaluate_are_rejected(digits, keywords, message):

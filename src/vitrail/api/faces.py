@@ -309,7 +309,13 @@ def calibrate(
     data: DataOnDisk,
     *,
     far: Annotated[float, flag("Acceptable rate of false accepts, such as 0.01.", metavar="F")],
-    task: Annotated[Literal["both", "verify", "identify"], flag("Task whose threshold is set.")] = "both",
+    task: Annotated[
+        Literal["both", "verify", "identify"],
+        flag(
+            "Threshold to set: verify (do two images show the same person?), identify (is the person in the gallery?)"
+            " or both."
+        ),
+    ] = "both",
     without: Without = None,
     landmarks: Landmarks = None,
     split: Split = None,

@@ -323,7 +323,10 @@ def predict(
         ),
     ] = None,
     split: Annotated[
-        str | None, flag("Split of a data set: train, val or test; default: as in `evaluate`.", metavar="S")
+        str | None,
+        flag(
+            "Split of a data set: train, val or test; default: test, otherwise val, otherwise all images.", metavar="S"
+        ),
     ] = None,
     force: Annotated[bool, flag("Overwrite OUT.npz, FILE and DIR.")] = False,
     receiver: Annotated[
