@@ -171,7 +171,7 @@ def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
         raise CorruptFileError(path=file, cause=f"cannot be read ({first_line(error)})") from None
     with tempfile.TemporaryDirectory(prefix="vitrail-pickle-") as folder:
         plain = Path(folder) / "tensors.safetensors"
-        report = convert_pickle(Path(read_tensors.__file__), file, plain, plain="a plain state dict")
+        report = convert_pickle(Path(read_tensors.__file__), file, plain, expected="a plain state dict")
         if report["beside"]:
             notes.append(f"of its tables {report['taken']} is taken, not {', '.join(report['beside'])}")
         if report["others"]:

@@ -200,7 +200,10 @@ def _map_images(images: Images, settings: Any, change: Callable[[Image.Image, An
 
 
 def _map_rows(images: Images, change: Callable[[Image.Image], Image.Image], mode: str | None = None) -> Images:
-    """Apply an operation that treats every row alike to all images at once, stacked into one tall image."""
+    """Apply an operation to all images at once, stacked into one tall image.
+
+    The operation must change each row of pixels independently of its place and its neighbours.
+    """
     count, height, width, channels = images.shape
     rows = np.ascontiguousarray(images).reshape(count * height, width, channels)
     image = Image.frombytes(mode or ("L" if channels == 1 else "RGB"), (width, count * height), rows.data)

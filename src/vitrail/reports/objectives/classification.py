@@ -32,7 +32,7 @@ t = translator(MESSAGES)
 
 def summary(judgement: Classification) -> list[tuple[str, str]]:
     """Return accuracy with its interval, top-5 accuracy and calibration error."""
-    scores, split = judgement.full, split_label(judgement.split.name)
+    scores, split = judgement.all_scores, split_label(judgement.split.name)
     low, high = (f"{end:.1%}" for end in scores["accuracy_interval"])
     return [
         (t("accuracy-on", count=scores["count"], split=split, low=low, high=high), f"{scores['accuracy']:.1%}"),
@@ -44,11 +44,11 @@ def summary(judgement: Classification) -> list[tuple[str, str]]:
 
 def sections(judgement: Classification) -> str:
     """Return sections about accuracy per class, calibration, confusions and mistakes."""
-    answers, labels = judgement.predictions, judgement.labels
+    answers, labels, scores = judgement.predictions, judgement.labels, judgement.all_scores
     mistakes = _mistake_gallery(answers, judgement.split, labels, judgement.preprocess)
     return "\n".join(
         (
-            f"<h2>{t('classes')}</h2>{_class_figures(judgement.full, _calibration_figure(answers, judgement.full))}",
+            f"<h2>{t('classes')}</h2>{_class_figures(scores, _calibration_figure(answers, scores))}",
             f"<h2>{t('confusion')}</h2>{_confusion_figures(answers, labels)}",
             f"<h2>{t('mistakes')}</h2>{mistakes}",
         )
@@ -95,7 +95,7 @@ def _class_figures(scores: dict[str, Any], calibration: str) -> str:
         : _MAX_TABLE_CLASSES - len(rows)
     ]
     headers = [t(name) for name in ("class", "images", "recall", "interval", "precision", "f1")]
-    listing = table(headers, rows, frozenset(range(1, len(headers))))
+    listing = table(headers, rows, numeric=frozenset(range(1, len(headers))))
     count = len(scores["per_class"])
     caption = t("all-classes" if len(rows) == count else "some-classes", shown=len(rows), classes=count)
     return f'<div class="panes">{chart}{calibration}</div><details><summary>{caption}</summary>{listing}</details>'
@@ -114,7 +114,7 @@ def _confusion_figures(answers: SplitPredictions, names: tuple[str, ...]) -> str
         for (truth, prediction), count in zip(pairs[order].tolist(), times[order].tolist(), strict=True)
     ]
     headers = [t(name) for name in ("is", "predicted", "times", "of-class")]
-    pair_table = table(headers, rows, frozenset({2, 3})) if rows else t("no-mistakes", "p")
+    pair_table = table(headers, rows, numeric=frozenset({2, 3})) if rows else t("no-mistakes", "p")
     pair_list = f"<div><h3>{t('pairs')}</h3>{pair_table}</div>"
     if len(names) > _MAX_CHART_CLASSES:
         return f"{t('too-many', 'p', classes=len(names))}{pair_list}"

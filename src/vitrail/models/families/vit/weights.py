@@ -51,9 +51,9 @@ def check_plain(config: ViTConfig, library: str, *, only_paper: bool = True) -> 
         raise unsupported_model_error(library, f"patches of {config.patch}")
 
 
-def _check_paper(config: ViTConfig, library: str, **fixed: Any) -> None:
-    """Raise `UsageError` for a variant that a library with only the paper's ViT does not have. `fixed` are further
-    fixed settings of that library."""
+def _check_original_vit(config: ViTConfig, library: str, **fixed: Any) -> None:
+    """Raise `UsageError` for a variant that is not in "An Image is Worth 16x16 Words" (Dosovitskiy et al.), for a
+    library with only the ViT of this paper. `fixed` are further fixed settings of that library."""
     check_plain(config, library)
     require_settings(config, library, pool="cls", registers=0, class_position=True, layer_scale=None, **fixed)
     if config.resolution[0] != config.resolution[1]:
@@ -285,8 +285,10 @@ _HUGGING_FACE = (
 
 
 def _check_huggingface(config: ViTConfig) -> None:
+    """Raise `UsageError` for a ViT that transformers cannot compute."""
+    # Only ViTModel has a layer after [CLS]. ViTForImageClassification, which has a head, omits it.
     fixed = {"representation": "none"} if config.classes else {}
-    _check_paper(config, "transformers", **fixed)
+    _check_original_vit(config, "transformers", **fixed)
     if config.representation == "gelu":
         raise unsupported_model_error(
             "transformers", "a layer with gelu after [CLS] (ViTModel has a layer with tanh, or none)"
@@ -351,7 +353,7 @@ _TORCHVISION = (
 
 
 def _check_torchvision(config: ViTConfig) -> None:
-    _check_paper(config, "torchvision", qkv_bias=True, activation="gelu", channels=3)
+    _check_original_vit(config, "torchvision", qkv_bias=True, activation="gelu", channels=3)
     if config.representation == "gelu":
         raise unsupported_model_error(
             "torchvision", "a layer with gelu before the head (its ViT has a layer with tanh, or none)"

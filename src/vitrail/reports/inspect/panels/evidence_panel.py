@@ -149,4 +149,4 @@ class EvidencePanel(Panel):
         return figure(self.t("faith-all"), note, self._table(rows))
 
     def _table(self, rows: Sequence[Sequence[str]]) -> str:
-        return table([self.t(name) for name in ("map", *_MEASURES)], rows, frozenset({1, 2}))
+        return table([self.t(name) for name in ("map", *_MEASURES)], rows, numeric=frozenset({1, 2}))
