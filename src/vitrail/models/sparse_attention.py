@@ -1,11 +1,11 @@
 """Attention that computes only the scores of the groups of a sparse pattern, instead of masking all scores.
 
-Shapes: B images, T tokens (first the prefix: [CLS] and registers), N patches, H heads, K head width, Q queries and M
-keys of a group, G groups.
+Shapes: B images, T tokens (first the prefix: [CLS] and registers), N patches, H heads, K head width, G groups of Q
+queries and M keys, L = B * G groups of all images.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -164,20 +164,17 @@ def _part_forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the output (B, H, N, K) of a softmax over the keys of one part, and the logarithm of its sum (B, H, N,
     1)."""
-    (batch, heads, _, narrow), shape = q_BHNK.shape, part.queries_GQ.shape
-    y_BGHQK = q_BHNK.new_empty(batch, *shape, heads, narrow).transpose(2, 3)
-    log_sum_BGHQ1 = None
-    for images, groups in _chunks(batch, part.keys_GM, heads * narrow):
-        q = _group(q_BHNK[images], part.queries_GQ[groups]).flatten(0, 1)
-        k, v = (_group(x[images], part.keys_GM[groups]).flatten(0, 1) for x in (k_BHTK, v_BHTK))
-        bias = _repeat(part.bias_GHQM[groups], len(q))
-        y, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias, scale=scale)
-        if log_sum_BGHQ1 is None:
-            log_sum_BGHQ1 = log_sum.new_empty(batch, shape[0], heads, shape[1], 1)
-        for total, values in ((y_BGHQK, y), (log_sum_BGHQ1, log_sum[..., None])):
-            chunk = total[images, groups]
-            chunk.copy_(values.unflatten(0, chunk.shape[:2]))
-    return _ungroup(y_BGHQK, part.order_N), _ungroup(cast(Tensor, log_sum_BGHQ1), part.order_N)
+    q_LHQK = _group(q_BHNK, part.queries_GQ).flatten(0, 1)
+    outputs = []
+    for chunk, _, k, v, bias in _chunks(part, k_BHTK, v_BHTK):
+        outputs.append(
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q_LHQK[chunk], k, v, attn_mask=bias, scale=scale)
+        )
+    y_LHQK, log_sum_LHQ = (torch.cat(values) for values in zip(*outputs, strict=True))
+    y_BHNK, log_sum_BHN1 = (
+        _ungroup(x.unflatten(0, (len(q_BHNK), -1)), part.order_N) for x in (y_LHQK, log_sum_LHQ[..., None])
+    )
+    return y_BHNK, log_sum_BHN1
 
 
 def _part_backward(
@@ -192,40 +189,50 @@ def _part_backward(
     """Return the gradient of the queries through the keys of one part, and add the gradients of keys and values to
     `dk_BTHK` and `dv_BTHK`. `queries` are the queries, the gradient of the output, the output and the logarithm of the
     sum of its softmax."""
-    q_BHNK, dy_BHNK, *_ = queries
-    batch, heads, _, narrow = q_BHNK.shape
-    slots = part.queries_GQ.numel()
-    # Gradients of repeated queries are zero.
-    rows_BLHK = dy_BHNK.new_zeros(batch, slots, heads, narrow).index_copy_(1, part.order_N, dy_BHNK.transpose(1, 2))
-    dy_BGHQK = rows_BLHK.unflatten(1, part.queries_GQ.shape).transpose(2, 3)
-    dq_BGHQK = torch.empty_like(rows_BLHK).unflatten(1, part.queries_GQ.shape).transpose(2, 3)
-    for images, groups in _chunks(batch, part.keys_GM, heads * narrow):
-        q, y, log_sum = (_group(queries[number][images], part.queries_GQ[groups]).flatten(0, 1) for number in (0, 2, 3))
-        k, v = (_group(x[images], part.keys_GM[groups]).flatten(0, 1) for x in (k_BHTK, v_BHTK))
-        bias, dy = _repeat(part.bias_GHQM[groups], len(q)), dy_BGHQK[images, groups].flatten(0, 1)
-        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            dy, q, k, v, y, log_sum[..., 0], 0.0, False, attn_mask=bias, scale=scale
-        )
-        chunk = dq_BGHQK[images, groups]
-        chunk.copy_(dq.unflatten(0, chunk.shape[:2]))
-        index = part.keys_GM[groups].flatten()
-        for total_BTHK, gradient in ((dk_BTHK, dk), (dv_BTHK, dv)):
-            addend = gradient.transpose(1, 2).reshape(len(chunk), len(index), heads, narrow)
-            total_BTHK[images].index_add_(1, index, addend)
-    return _ungroup(dq_BGHQK, part.order_N)
+    q_LHQK, dy_LHQK, y_LHQK, log_sum_LHQ1 = (_group(x, part.queries_GQ).flatten(0, 1) for x in queries)
+    batch, groups = len(k_BHTK), len(part.queries_GQ)
+    is_first = torch.zeros_like(part.queries_GQ, dtype=torch.bool).flatten().index_fill_(0, part.order_N, True)
+    if not is_first.all():  # the gradient of repeated queries is zero
+        dy_LHQK = (dy_LHQK.unflatten(0, (batch, -1)) * is_first.view(groups, 1, -1, 1)).flatten(0, 1)
+    gradients = []
+    for chunk, index, k, v, bias in _chunks(part, k_BHTK, v_BHTK):
+        dq, *dkv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            dy_LHQK[chunk], q_LHQK[chunk], k, v, y_LHQK[chunk], log_sum_LHQ1[chunk][..., 0], 0.0, False,
+            attn_mask=bias, scale=scale,
+        )  # fmt: skip
+        gradients.append(dq)
+        for total, gradient in zip((dk_BTHK, dv_BTHK), dkv, strict=True):
+            rows_LD = gradient.transpose(1, 2).flatten(0, 1).flatten(1)
+            total.view(-1, rows_LD.shape[1]).index_add_(0, index, rows_LD)
+    return _ungroup(torch.cat(gradients).unflatten(0, (batch, groups)), part.order_N)
 
 
-def _chunks(batch: int, keys_GM: Tensor, width: int) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of images and of groups that are computed together."""
-    groups, keys = keys_GM.shape
-    count = max(_CACHED_NUMBERS // (keys * width), 1)
-    images = max(count // groups, 1)
+def _chunks(
+    part: PatternPart, k_BHTK: Tensor, v_BHTK: Tensor
+) -> Iterator[tuple[slice, Tensor, Tensor, Tensor, Tensor]]:
+    """Yield chunks of the L = B * G groups of all images: their slice, the rows (of B * T) of their keys, copies of the
+    keys and the values, and their bias. Every chunk overwrites the copies of the chunk before."""
+    batch, heads, tokens, narrow = k_BHTK.shape
+    groups, keys = part.keys_GM.shape
+    count = max(_CACHED_NUMBERS // (keys * heads * narrow), 1)
+    images = min(max(count // groups, 1), batch)
+    sources = [x.transpose(1, 2).flatten(2).flatten(0, 1) for x in (k_BHTK, v_BHTK)]
+    copies = [x.new_empty(images * min(count, groups) * keys, heads * narrow) for x in sources]
     for image in range(0, batch, images):
-        for group in range(0, groups, min(count, groups)):
-            yield slice(image, image + images), slice(group, group + count)
-
-
-def _repeat(bias_GHQM: Tensor, count: int) -> Tensor:
-    """Return the bias of `count` groups: those of all images."""
-    images = count // len(bias_GHQM)
-    return bias_GHQM if images == 1 else bias_GHQM.repeat(images, 1, 1, 1)
+        numbers = torch.arange(image, min(image + images, batch), device=k_BHTK.device)
+        for group in range(0, groups, count):
+            chunk = slice(group, min(group + count, groups))
+            index, bias = (part.keys_GM[chunk] + tokens * numbers[:, None, None]).flatten(), part.bias_GHQM[chunk]
+            size = len(numbers) * len(bias)
+            k, v = (
+                torch.index_select(source, 0, index, out=copy[: len(index)]).view(size, keys, heads, narrow)
+                for source, copy in zip(sources, copies, strict=True)
+            )
+            start = image * groups + group
+            yield (
+                slice(start, start + size),
+                index,
+                k.transpose(1, 2),
+                v.transpose(1, 2),
+                bias if len(numbers) == 1 else bias.repeat(len(numbers), 1, 1, 1),
+            )
