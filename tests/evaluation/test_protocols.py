@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitrail
-from tests.test_cli import FIXTURE, run
+from tests.test_cli import FIXTURE
 from vitrail.cli import main
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import user_folder
@@ -463,8 +463,8 @@ def test_fewshot_notes_classes_with_too_few_images(examples):
         fewshot(type(examples)(**fields), shots=[25])
 
 
-def test_evaluate_command_prints_json_scores(bundle, digits, tmp_path):
-    result = run("evaluate", bundle, digits, "--protocol", "fewshot", "--shots", "2", "--cache", tmp_path, "--json")
+def test_evaluate_command_prints_json_scores(call, bundle, digits, tmp_path):
+    result = call("evaluate", bundle, digits, "--protocol", "fewshot", "--shots", "2", "--cache", tmp_path, "--json")
     assert result.returncode == 0, result.stderr
     scores = json.loads(result.stdout)
     assert {"accuracy", "accuracy_interval", "top5", "ece", "count", "per_class", "confusion"} <= scores.keys()
