@@ -76,15 +76,15 @@ def test_python_functions_raise_english_errors():
 @pytest.mark.parametrize(
     ("text", "translation"),
     [
-        ("Bundle must be a folder that exists, got 'x'.", "번들은 있는 폴더여야 합니다(입력: 'x')."),
+        ("Bundle must be a folder that exists, got 'x'.", "번들은 존재하는 폴더여야 합니다(입력: 'x')."),
         # A path may have braces, the end of a sentence, a quote, or the text of another message.
-        ("Bundle must be a folder that exists, got '{path}'.", "번들은 있는 폴더여야 합니다(입력: '{path}')."),
-        ("Bundle must be a folder that exists, got 'a. b'.", "번들은 있는 폴더여야 합니다(입력: 'a. b')."),
+        ("Bundle must be a folder that exists, got '{path}'.", "번들은 존재하는 폴더여야 합니다(입력: '{path}')."),
+        ("Bundle must be a folder that exists, got 'a. b'.", "번들은 존재하는 폴더여야 합니다(입력: 'a. b')."),
         (
             "Bundle must be a folder that exists, got 'a. Use float32.'.",
-            "번들은 있는 폴더여야 합니다(입력: 'a. Use float32.').",
+            "번들은 존재하는 폴더여야 합니다(입력: 'a. Use float32.').",
         ),
-        ('Bundle must be a folder that exists, got "it\'s".', '번들은 있는 폴더여야 합니다(입력: "it\'s").'),
+        ('Bundle must be a folder that exists, got "it\'s".', '번들은 존재하는 폴더여야 합니다(입력: "it\'s").'),
         ("'my photos/a.png' cannot be read (x).", "'my photos/a.png': 읽을 수 없습니다(x)."),
         (
             "'a cannot be read (b).png' cannot be read (No such file or directory).",
@@ -186,7 +186,7 @@ def test_help_of_a_command_fits_into_the_terminal():
     [
         (
             ["info", "ViT-B/61"],
-            "vitrail: 모델은 `vitrail models`에 나오는 이름이거나 있는 번들이어야 합니다(입력: 'ViT-B/61'). 혹시 ",
+            "vitrail: 모델은 `vitrail models`에 나오는 이름이거나 존재하는 번들이어야 합니다(입력: 'ViT-B/61'). 혹시 ",
         ),
         (["predict", "nothing", "a.png"], "vitrail: "),
         (["models", "--foo"], "vitrail: 플래그는 --help에 나오는 것이어야 합니다(입력: --foo)."),

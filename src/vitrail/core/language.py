@@ -5,7 +5,7 @@ the English templates of the message files and returns the Korean one with the s
 
     [no-such-bundle]
     en = "Bundle must be a folder that exists, got {path}."
-    ko = "번들은 있는 폴더여야 합니다(입력: {path})."
+    ko = "번들은 존재하는 폴더여야 합니다(입력: {path})."
 
 `{path}` stands for any text, `{count:number}` for a number. `{cause:phrases}` stands for a text that is translated
 itself, by `phrases.toml`; `{reason:phrases?}` for one that stays as it is if it has no translation. A value is as short
