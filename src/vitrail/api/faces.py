@@ -154,7 +154,7 @@ def evaluate(
     """
     check_integer("seed", seed, low=0, high=2**63 - 1)
     if show_images and output is None:
-        raise UsageError("--show-images must come with --output DIR: only the report page shows images.")
+        raise UsageError("--show-images must be used with --output DIR: only the report page shows images.")
     if output is not None:
         check_output(Path(output), force=force)
     check_folder(bundle)
