@@ -240,6 +240,7 @@ class _ImpostorCounts(NamedTuple):
 def _count_impostors(
     blocks: PairBlocks, people: np.ndarray, thresholds: np.ndarray, units: _ResamplingUnits
 ) -> _ImpostorCounts:
+    """Count the impostor pairs that pass each threshold, by block, because all pairs would not fit into memory."""
     width = len(units.threshold_indices) + 1
     counts, table = np.zeros(len(thresholds) + 1, np.int64), np.zeros(units.count**2 * width, np.int64)
     histogram, worst = np.zeros(len(BINS) - 1, np.int64), _EMPTY_BLOCK

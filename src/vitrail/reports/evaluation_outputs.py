@@ -164,6 +164,7 @@ def write_mistakes(
     is_doubtful = find_doubtful_labels(probabilities, labels)
 
     def evaluated_images(rows: np.ndarray) -> list[EvaluatedImage]:
+        """Return the images with these row indices of the predictions, with all that their tiles show."""
         return [
             EvaluatedImage(
                 index=int(predictions.indices[row]),
@@ -180,6 +181,7 @@ def write_mistakes(
         ]
 
     def thumbnails(images: Sequence[EvaluatedImage]) -> Iterator[str]:
+        """Yield the thumbnails of images in their order, made by threads."""
         jobs = (partial(_thumbnail, preprocess, split.images[image.index]) for image in images)
         return prefetch(jobs, workers, ahead=8 * max(workers, 1))
 

@@ -98,6 +98,7 @@ def _figure_section(comparison: RunComparison) -> str:
     colours = family_colours([run.family for run in comparison.runs])
 
     def curve_chart(kind: str, key: str, axis: str, factor: float) -> str | None:
+        """Return the curves of the runs that recorded `key` in events `kind`; None if none did."""
         curves = [
             training_curve(run.events, kind, key, name, colour, factor=factor)
             for run, name, colour in zip(comparison.runs, comparison.names, colours, strict=True)

@@ -63,6 +63,7 @@ class _LiveBytes(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
+        """Count a new storage until it is freed. Raise `_MemoryExceeded` above the limit."""
         if storage in self._counted:
             return
         size = storage.nbytes()

@@ -44,12 +44,12 @@ def summary(judgement: Classification) -> list[tuple[str, str]]:
 
 def sections(judgement: Classification) -> str:
     """Return sections about accuracy per class, calibration, confusions and mistakes."""
-    answers, labels, scores = judgement.predictions, judgement.labels, judgement.all_scores
-    mistakes = _mistake_gallery(answers, judgement.split, labels, judgement.preprocess)
+    predictions, labels, scores = judgement.predictions, judgement.labels, judgement.all_scores
+    mistakes = _mistake_gallery(predictions, judgement.split, labels, judgement.preprocess)
     return "\n".join(
         (
-            f"<h2>{t('classes')}</h2>{_class_figures(scores, _calibration_figure(answers, scores))}",
-            f"<h2>{t('confusion')}</h2>{_confusion_figures(answers, labels)}",
+            f"<h2>{t('classes')}</h2>{_class_figures(scores, _calibration_figure(predictions, scores))}",
+            f"<h2>{t('confusion')}</h2>{_confusion_figures(predictions, labels)}",
             f"<h2>{t('mistakes')}</h2>{mistakes}",
         )
     )
@@ -101,11 +101,11 @@ def _class_figures(scores: dict[str, Any], calibration: str) -> str:
     return f'<div class="panes">{chart}{calibration}</div><details><summary>{caption}</summary>{listing}</details>'
 
 
-def _confusion_figures(answers: SplitPredictions, names: tuple[str, ...]) -> str:
+def _confusion_figures(predictions: SplitPredictions, names: tuple[str, ...]) -> str:
     """Return a table of the most confused pairs of classes, and the confusion matrix if it is small enough to read."""
-    predicted = answers.probabilities.argmax(axis=1)
-    pairs, times = np.unique(np.stack([answers.labels, predicted], axis=1), axis=0, return_counts=True)
-    class_counts = np.bincount(answers.labels, minlength=len(names))
+    predicted = predictions.probabilities.argmax(axis=1)
+    pairs, times = np.unique(np.stack([predictions.labels, predicted], axis=1), axis=0, return_counts=True)
+    class_counts = np.bincount(predictions.labels, minlength=len(names))
     wrong = np.flatnonzero(pairs[:, 0] != pairs[:, 1])
     max_pairs = _MAX_PAIRS if len(names) > _MAX_CHART_CLASSES else _MAX_PAIRS_BESIDE_MATRIX
     order = wrong[np.argsort(-times[wrong], kind="stable")][:max_pairs]
@@ -140,10 +140,10 @@ def _confusion_matrix(matrix: np.ndarray, names: tuple[str, ...]) -> str:
     return f'<div class="scroll"><table class="{css_class}">{head_row}<tbody>{"".join(rows)}</tbody></table></div>'
 
 
-def _calibration_figure(answers: SplitPredictions, scores: dict[str, Any]) -> str:
+def _calibration_figure(predictions: SplitPredictions, scores: dict[str, Any]) -> str:
     """Return the reliability diagram: accuracy over confidence, with the calibration error in the title."""
-    confidence = answers.probabilities.max(axis=1)
-    is_correct = answers.probabilities.argmax(axis=1) == answers.labels
+    confidence = predictions.probabilities.max(axis=1)
+    is_correct = predictions.probabilities.argmax(axis=1) == predictions.labels
     bins = [bin_ for bin_ in calibration_bins(confidence, is_correct) if bin_[0]]
     bin_confidence, bin_accuracy = [100 * mean for _, mean, _ in bins], [100 * share for _, _, share in bins]
     lines = [
@@ -166,17 +166,19 @@ def _percent_interval(interval: tuple[float, float]) -> tuple[float, float]:
     return 100 * interval[0], 100 * interval[1]
 
 
-def _mistake_gallery(answers: SplitPredictions, split: Split, names: tuple[str, ...], preprocess: Preprocess) -> str:
+def _mistake_gallery(
+    predictions: SplitPredictions, split: Split, names: tuple[str, ...], preprocess: Preprocess
+) -> str:
     """Return the images of the most confident mistakes, with true and predicted class."""
-    predicted = answers.probabilities.argmax(axis=1)
-    wrong = np.flatnonzero(predicted != answers.labels)
+    predicted = predictions.probabilities.argmax(axis=1)
+    wrong = np.flatnonzero(predicted != predictions.labels)
     if not len(wrong):
         return t("no-mistakes", "p")
-    confidence = answers.probabilities[wrong, predicted[wrong]]
+    confidence = predictions.probabilities[wrong, predicted[wrong]]
     tiles = []
     for row in wrong[np.argsort(-confidence, kind="stable")][:_MAX_MISTAKES]:
-        index = int(answers.indices[row])
-        truth, prediction = names[answers.labels[row]], names[predicted[row]]
+        index = int(predictions.indices[row])
+        truth, prediction = names[predictions.labels[row]], names[predicted[row]]
         try:
             picture = image(preprocess.crop(split.images[index]), f"an image of {truth}")
         except CorruptFileError:  # the file changed after the evaluation
@@ -184,7 +186,7 @@ def _mistake_gallery(answers: SplitPredictions, split: Split, names: tuple[str, 
         prediction_text = t("was-predicted", label=prediction)
         caption = (
             f'{escape(truth)}<br><span class="wrong">{prediction_text}</span>'
-            f" ({answers.probabilities[row, predicted[row]]:.1%})<br>"
+            f" ({predictions.probabilities[row, predicted[row]]:.1%})<br>"
             f'<span class="quiet">{escape(Path(split.image_name(index)).name)}</span>'
         )
         tiles.append(f"<figure>{picture}{caption}</figure>")

@@ -210,6 +210,7 @@ class ViTConfig(PatchedConfig):
 
     @property
     def tables(self) -> dict[str, Table | None]:
+        """Tables of the position embedding, of sparse attention (a mask, or indices by parts) and of token merging."""
         is_masked = self.attention != "global" and not self.sparse_parts
         mask = Table((self.tokens, self.tokens), "bool") if is_masked else None
         board = Table((self.patches,), "int64") if self.merge else None
@@ -343,6 +344,7 @@ class ViTConfig(PatchedConfig):
             )
 
     def _check_position(self) -> None:
+        """Raise UsageError for a combination of position embedding, placement, wrap and attention that cannot work."""
         rules = self.position_embedding
         rules.check()
         if self.placement not in rules.placements:

@@ -223,6 +223,7 @@ def _google_layer_entry(ours: str, heads: int, names: GoogleNames) -> Entry:
 
 
 def _google_pool_entry(ours: str, at: str, heads: int) -> Entry:
+    """Return the entry of a parameter of the pooling by attention (`pool="map"`)."""
     part, leaf = ours.removeprefix("attn_pool.").rpartition(".")[0], ours.rpartition(".")[2]
     attention = f"{at}MultiHeadDotProductAttention_0"
     match part:
@@ -307,6 +308,7 @@ def _huggingface_settings(config: ViTConfig) -> dict[str, Any]:
 
 
 def _huggingface_entries(config: ViTConfig, names: Collection[str] | None) -> Iterator[Entry]:
+    """Return the entries for files of transformers. Without `names`, a model is written under the old names."""
     # Files with a head have a prefix before the names of the encoder. It is removed before this function reads a file.
     prefix = "vit." if names is None and config.classes else ""
     is_old = names is None or any(name.startswith("encoder.layer.") for name in names)
@@ -327,6 +329,7 @@ def _huggingface_entries(config: ViTConfig, names: Collection[str] | None) -> It
 
 
 def _huggingface_layer_entry(ours: str, at: str, rest: str, is_old: bool) -> Entry:
+    """Return the entry of a parameter in a layer: `at` is their prefix of the layer, `rest` our name in the layer."""
     if rest.startswith("attn.qkv."):
         leaf = rest.rpartition(".")[2]
         parts = ("attention.query", "attention.key", "attention.value") if is_old else ("q_proj", "k_proj", "v_proj")

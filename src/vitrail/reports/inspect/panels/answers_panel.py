@@ -52,6 +52,7 @@ class PredictionsPanel(Panel):
         return f'<button type="button" class="thumb" data-choose="{number}">{image}<span>{name}</span></button>'
 
     def _image(self, number: int) -> str:
+        """Return the image as the model sees it, beside its most probable classes."""
         if (reason := self.why_absent()) is not None:
             prediction = self.paragraph(reason, **self.message_fields())
         else:
