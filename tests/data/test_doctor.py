@@ -347,7 +347,7 @@ def test_ctrl_c_ends_doctor_without_traceback(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "vitrail", "doctor", tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    time.sleep(2.0)
+    time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode in (0, 130)  # a fast machine may have finished
