@@ -2,12 +2,14 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import vitrail
+from vitrail.analysis.maps import relevance
 from vitrail.core.errors import UsageError
 from vitrail.lab.exact import redraw
 from vitrail.models import sparse_attention
@@ -44,7 +46,13 @@ def masked(model):
     """Return a copy of a model that masks all scores, as all earlier versions did."""
     copy = ViT(model.config).to(next(model.parameters()).dtype)
     copy.load_state_dict(model.state_dict())
-    copy.attention_terms = lambda layer: (copy.position.rotation(copy), copy.dense_bias(layer))
+    mask = attention_mask(model.config)
+
+    def attention_terms(layer):
+        bias_HTT = copy.position.bias(copy, layer)
+        return copy.position.rotation(copy), mask if bias_HTT is None else bias_HTT.masked_fill(~mask, -torch.inf)
+
+    copy.attention_terms = attention_terms
     return copy.eval()
 
 
@@ -156,6 +164,21 @@ def test_compile_makes_one_graph_with_equal_gradients(attention):
     torch.testing.assert_close(output, logits)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[name])
+
+
+@pytest.mark.usefixtures("always_sparse")
+@pytest.mark.parametrize("attention", ["local", "strided"])
+@pytest.mark.parametrize("position", ["none", "relative"])
+@pytest.mark.parametrize("pool", ["cls", "gap"])
+def test_recording_and_relevance_of_sparse_attention_equal_those_of_masked_attention(attention, position, pool):
+    model = sparse_vit((7, 9), attention=attention, attention_span=4, position=position, pool=pool)
+    expected, images = masked(model), torch.randn(2, 1, 7, 9, dtype=torch.float64)
+    steps, masked_steps = (look(each, images, inside=None) for each in (model, expected))
+    for layer, weights in masked_steps.attention.items():
+        torch.testing.assert_close(steps.attention[layer], weights)
+    for name, step in masked_steps.steps.items():
+        torch.testing.assert_close(steps.steps[name], step)
+    np.testing.assert_allclose(relevance(model, images)[0], relevance(expected, images)[0], atol=1e-6)
 
 
 def test_look_records_the_complete_attention_of_sparse_layers():

@@ -35,6 +35,25 @@ class SparsePattern(NamedTuple):
     """Bias of the scores of prefix tokens."""
 
 
+def dense_bias(bias: Tensor | SparsePattern | None) -> Tensor | None:
+    """Return a bias or a mask as it is, and for a pattern the equal bias of all pairs of tokens (H, T, T). One head
+    stands for all."""
+    if not isinstance(bias, SparsePattern):
+        return bias
+    prefix, parts, prefix_bias_HPT = bias
+    heads, tokens = parts[0].bias_GHQM.shape[1], prefix + len(parts[0].order_N)
+    flat_HL = parts[0].bias_GHQM.new_full((heads, tokens * tokens), -torch.inf)
+    for part in parts:
+        pairs_GQM = (part.queries_GQ[:, :, None] + prefix) * tokens + part.keys_GM[:, None]
+        values_HL = part.bias_GHQM.transpose(0, 1).flatten(1)
+        index_HL = pairs_GQM.flatten().expand(heads, -1)
+        flat_HL = flat_HL.scatter_reduce(1, index_HL, values_HL, "amax")  # the largest: repeated keys are masked
+    patches_HNT = flat_HL.view(heads, tokens, tokens)[:, prefix:]
+    if prefix_bias_HPT is None:
+        prefix_bias_HPT = patches_HNT.new_zeros(heads, prefix, tokens)
+    return torch.cat([prefix_bias_HPT, patches_HNT], dim=1)
+
+
 def attend(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, pattern: SparsePattern, scale: float | None, *, fused: bool = True
 ) -> Tensor:

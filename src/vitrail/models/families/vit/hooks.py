@@ -99,21 +99,6 @@ class ViTHooks(Model[ViTConfig]):
     def _pair_bias(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor | None:
         return self.position.pair_bias(cast("ViT", self), layer, queries, keys)
 
-    def dense_bias(self, layer: int) -> Tensor | None:
-        """Return the bias (H, T, T) of the attention logits of `layer`, or their mask (T, T), for all pairs of
-        tokens."""
-        bias_HTT, mask = self.position.bias(cast("ViT", self), layer), self.dense_mask()
-        if bias_HTT is None or mask is None:
-            return mask if bias_HTT is None else bias_HTT
-        return bias_HTT.masked_fill(~mask, -torch.inf)
-
-    def dense_mask(self) -> Tensor | None:
-        """Return the mask (T, T) of the tokens that each token attends to; None with global attention. Sparse attention
-        does not store it."""
-        if self.mask is None and self.config.sparse_parts:
-            return attention_mask(self.config).to(next(self.parameters()).device)
-        return self.mask
-
     @torch.no_grad()
     def resize(self, resolution: int | Pair, rule: ResizeRule | None = None) -> Self:
         """Return a copy of this model for another resolution or aspect ratio, on the same device.
@@ -137,8 +122,7 @@ class ViTHooks(Model[ViTConfig]):
         c = self.config
         step = (c.step[0] * c.canvas_scale, c.step[1] * c.canvas_scale)
         reads: dict[str, Reads] = {"cls": "[CLS]", "gap": "mean", "map": "pool"}
-        mask = self.dense_mask()
-        allowed = None if mask is None else mask[c.prefix :, c.prefix :].cpu().numpy()
+        allowed = None if c.attention == "global" else attention_mask(c)[c.prefix :, c.prefix :].numpy()
         return Layout(c.grid, step, c.prefix, reads[c.pool], allowed, merges=bool(c.merge), residual=c.residual)
 
     def normalise_layer(self, output: Tensor) -> Tensor:
