@@ -97,6 +97,13 @@ def test_intermediates_equal_timms(options, has_prefix):
         model.forward_intermediates(images, output_fmt="NHWC")
 
 
+@pytest.mark.parametrize("indices", [0, 4, -1])
+def test_impossible_numbers_of_intermediates_are_errors(indices):
+    model = vitrail.create("ViT-Ti/16", **SMALL)
+    with pytest.raises(UsageError, match=f"Indices must be an integer from 1 to 3, got {indices}"):
+        model.forward_intermediates(torch.zeros(1, 3, 32, 32), indices)
+
+
 def test_intermediates_of_a_cnn_are_its_maps():
     model = vitrail.create("ResNet-Nano").eval()
     features, maps = model.forward_intermediates(torch.randn(2, 1, 28, 28), [0, 2])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from vitrail.core.errors import UsageError
+from vitrail.core.settings import check_integer
 from vitrail.models.activations import resolve_indices
 
 if TYPE_CHECKING:
@@ -79,9 +80,10 @@ class TimmInterface:
         if output_fmt not in ("NCHW", "NLC"):
             raise UsageError(f"Output format must be NCHW or NLC, got {output_fmt!r}.")
         depth = self.config.depth
-        count = depth if indices is None else indices
-        numbers = range(depth - count, depth) if isinstance(count, int) else count
-        layers = sorted(set(resolve_indices("Layer", numbers, depth)))
+        if indices is None or isinstance(indices, int):
+            count = depth if indices is None else check_integer("indices", indices, low=1, high=depth)
+            indices = list(range(depth - count, depth))
+        layers = sorted(set(resolve_indices("Layer", indices, depth)))
         last = max(layers, default=depth - 1) if stop_early else depth - 1
         *outputs, final = self._layer_outputs(images, [*layers, last], normalise=False)
         if norm:
