@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 import vitrail
 from tests.peers import import_peer
-from vitrail.bundles.bundle import timm_data_config
 from vitrail.bundles.timm_names import timm_preprocess
 from vitrail.core.errors import UsageError
+from vitrail.models.timm_interface import timm_data_config
 from vitrail.models.zoo import TIMM, find
 
 SMALL = {"depth": 3, "width": 48, "heads": 3, "mlp": 96, "patch": 8, "resolution": 32, "classes": 5}
@@ -125,8 +125,8 @@ def test_models_under_timms_names_have_timms_preprocessing():
             assert settings == {key: getattr(expected, key) for key in settings}, full
     model = vitrail.create("vit_tiny_patch16_384", classes=2)
     assert data.resolve_model_data_config(model)["mean"] == (0.5, 0.5, 0.5)
-    assert vitrail.create("vit_tiny_patch16_384", channels=1).data_config is None
-    assert vitrail.create("ViT-Ti/16").data_config is None
+    assert vitrail.create("vit_tiny_patch16_384", channels=1).preprocess is None
+    assert vitrail.create("ViT-Ti/16").preprocess is None
 
 
 def test_a_pretrained_model_keeps_its_preprocessing_at_another_resolution(tmp_path):

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from vitrail.bundles.bundle import Bundle, timm_data_config
+from vitrail.bundles.bundle import Bundle
 from vitrail.bundles.card import model_card
 from vitrail.bundles.formats.base import InferredModel, LibraryCheckpoint, WeightFormat
 from vitrail.bundles.infer_config import (
@@ -28,6 +28,7 @@ from vitrail.models.families.mixer.config import MixerConfig
 from vitrail.models.families.resnet.config import ResNetConfig
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.library_limits import epsilon_notes, gelu_notes
+from vitrail.models.timm_interface import timm_data_config
 from vitrail.models.zoo import MODELS, TIMM
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "quick_gelu": "quick-gelu", "relu": "relu"}
