@@ -7,6 +7,7 @@ from pathlib import Path
 
 # One thread per process: the models are small, and tests run in parallel on all cores.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["VITRAIL_LANG"] = "en"
 
 import hypothesis
 import pytest

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from PIL import Image
 
 import vitrail
 from tests.paths import FIXTURES
+from tests.processes import start_vitrail
 from vitrail.api.commands import COMMANDS, Group
 from vitrail.cli import _arguments, _busy_share, _flags
 from vitrail.core.errors import MissingError
@@ -67,11 +69,11 @@ def test_doctor_imports_no_torch():
     assert subprocess.run([sys.executable, "-c", script], stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
-def test_models_lists_every_model_with_infos_keys():
-    rows = json.loads(run("models", "--json").stdout)
+def test_models_lists_every_model_with_infos_keys(call):
+    rows = json.loads(call("models", "--json").stdout)
     assert [row["name"] for row in rows] == list(MODELS)
     assert all(tuple(row) == INFO_KEYS for row in rows)
-    table = run("models").stdout
+    table = call("models").stdout
     assert all(name in table for name in MODELS)
 
 
@@ -86,8 +88,8 @@ def test_names_and_counts_of_models_are_complete_in_narrow_terminals(call, monke
     assert (left_out or "never") not in lines[0]
 
 
-def test_info_as_json():
-    row = json.loads(run("info", "ViT-B/16", "--json").stdout)
+def test_info_as_json(call):
+    row = json.loads(call("info", "ViT-B/16", "--json").stdout)
     assert row == {
         "name": "ViT-B/16",
         "family": "vit",
@@ -105,7 +107,7 @@ def test_info_as_json():
     }
 
 
-def test_info_with_changes():
+def test_info_with_changes(call):
     options = [
         "--resolution",
         "384",
@@ -119,11 +121,11 @@ def test_info_with_changes():
         "tanh",
         "--json",
     ]
-    row = json.loads(run("info", "ViT-B/16", *options).stdout)
+    row = json.loads(call("info", "ViT-B/16", *options).stdout)
     assert (row["tokens"], row["classes"], row["channels"]) == (576, 21_843, 1)
     config = MODELS["ViT-B/16"].replace(resolution=384, classes=21_843, channels=1, pool="gap", representation="tanh")
     assert (row["parameters"], row["macs"]) == (config.parameters, config.macs)
-    row = json.loads(run("info", "ViT-B/16", "--resolution", "224x384", "--json").stdout)
+    row = json.loads(call("info", "ViT-B/16", "--resolution", "224x384", "--json").stdout)
     assert row["resolution"] == [224, 384]
     assert row["grid"] == [14, 24]
 
@@ -377,9 +379,9 @@ def test_full_disk_at_stdout_gives_one_line(target):
     assert done.returncode == (0 if target is None else 1)
 
 
-def test_corrupt_bundle_gives_exit_code_1(tmp_path):
+def test_corrupt_bundle_gives_exit_code_1(call, tmp_path):
     (tmp_path / "config.json").write_text('{"format": ')
-    done = run("info", tmp_path)
+    done = call("info", tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "is corrupt: it is not a JSON document" in done.stderr
 
@@ -392,8 +394,8 @@ def test_pipe_in_place_of_a_file_is_rejected(tmp_path):
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 
-def test_debug_shows_the_traceback_and_keeps_the_exit_code():
-    done = run("info", "nothing", "--debug")
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(call):
+    done = call("info", "nothing", "--debug")
     assert done.returncode == 2
     assert "Traceback" in done.stderr
 
@@ -411,22 +413,22 @@ def test_closed_stdout_is_not_an_error(flag):
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_demo_gives_one_line_and_an_intact_checkpoint(tmp_path, sent, code):
-    command = [sys.executable, "-m", "vitrail", "demo", "--epochs", "600", "--output", str(tmp_path / "demo")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    first = process.stderr.readline()
+    process = start_vitrail("demo", "--epochs", "600", "--output", tmp_path / "demo")
+    while process.poll() is None and "\n" not in process.read_output()[1]:
+        time.sleep(0.01)
     process.send_signal(sent)
-    _, rest = process.communicate(timeout=60)
-    assert first.startswith("ViT-Pico/2")
+    _, err = process.communicate(timeout=60)
+    assert err.startswith("ViT-Pico/2")
     assert process.returncode == code
-    assert "Traceback" not in rest
-    assert rest.splitlines()[-1].startswith("vitrail: stopped by SIG")
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("vitrail: stopped by SIG")
     checkpoint, complaints = load_newest(tmp_path / "demo" / "checkpoints")
     assert checkpoint.step > 0
     assert complaints == {}
 
 
-def test_demo_trains_saves_predicts_and_draws(tmp_path):
-    done = run("demo", "--epochs", "3", "--no-lab", "--output", tmp_path / "demo")
+def test_demo_trains_saves_predicts_and_draws(call, tmp_path):
+    done = call("demo", "--epochs", "3", "--no-lab", "--output", tmp_path / "demo")
     assert done.returncode == 0, done.stderr
     assert "test accuracy" in done.stdout
     assert "of 360; 95 % interval" in done.stdout
@@ -439,7 +441,7 @@ def test_demo_trains_saves_predicts_and_draws(tmp_path):
             assert len(figure.getcolors(1 << 20)) > 50
     assert "of 40 correct" in done.stdout
     assert len(list((tmp_path / "demo" / "images").glob("*.png"))) == 40
-    assert run("demo", "--output", tmp_path / "demo").returncode == 2
+    assert call("demo", "--output", tmp_path / "demo").returncode == 2
 
 
 @pytest.mark.slow

@@ -20,10 +20,12 @@ from torch import nn
 
 from tests.models.test_config import check_tables
 from tests.paths import TESTS
+from tests.processes import start_function
 from vitrail.bundles.bundle import Bundle, load, save
 from vitrail.bundles.convert import UserHints, import_weights
 from vitrail.bundles.formats.registry import FORMATS
 from vitrail.bundles.pretrained import create
+from vitrail.cli import main
 from vitrail.core import registry
 from vitrail.core.errors import MissingError, UsageError, VitrailError
 from vitrail.core.rng import Stream
@@ -57,13 +59,17 @@ def weights_of(run):
     return hashlib.sha256((run / "bundle" / "model.safetensors").read_bytes()).hexdigest()
 
 
+def run_with_toys(*arguments):
+    registry._entry_points.cache_clear()
+    main(list(arguments))
+
+
 def train_and_resume(call, tmp_path, *settings):
     """Train twice, kill and resume the second run, compare the weights, and return its folder."""
     run, killed = tmp_path / "run", tmp_path / "killed"
     done = call(*TRAIN, *settings, "--output", run)
     assert done.returncode == 0, done.stderr
-    command = [sys.executable, "-m", "vitrail", *TRAIN, *settings, "--keep", "20", "--output", str(killed)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": _path()})
+    process = start_function(run_with_toys, *TRAIN, *settings, "--keep", "20", "--output", str(killed))
     while process.poll() is None and not list(killed.glob("checkpoints/step-*7")):
         time.sleep(0.002)
     process.kill()

@@ -24,8 +24,8 @@ from vitrail import __version__
 from vitrail.api.commands import COMMANDS, Command, Group
 from vitrail.api.help import format_command_help, format_data_help, format_overview
 from vitrail.api.output import CliArguments
-from vitrail.core.errors import VitrailError, did_you_mean, first_line, library_memory_error
-from vitrail.core.language import find_language, messages_in
+from vitrail.core.errors import UsageError, VitrailError, did_you_mean, first_line, library_memory_error
+from vitrail.core.language import LANGUAGES, messages_in
 from vitrail.core.memory import describe_allocation_failure, is_allocation_failure
 from vitrail.core.other_tools import OTHER_COMMANDS, our_names
 from vitrail.core.terminal import say
@@ -54,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _share_processors()
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(messages_in(find_language(os.environ)))
+            if (language := find_language(os.environ)) != "en":
+                stack.enter_context(messages_in(language))
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                     signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -90,6 +91,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 )
             # Last resort: any exception that reaches this line is a bug.
             _exit_with_message(f"internal error ({type(error).__name__}): {first_line(error)} (--debug shows where)", 1)
+
+
+def find_language(environ: Mapping[str, str]) -> str:
+    """Return the language that the environment asks for: VITRAIL_LANG, otherwise the locale. The default is English.
+
+    Raise UsageError if VITRAIL_LANG is neither en nor ko. Korean needs streams that can encode it.
+    """
+    names = ("VITRAIL_LANG", "LC_ALL", "LC_MESSAGES", "LANG")
+    name, locale = next(((name, environ[name]) for name in names if environ.get(name)), ("", ""))
+    code = re.split(r"[_.@-]", locale.lower())[0]  # ko for ko_KR.UTF-8
+    if name == "VITRAIL_LANG" and code not in LANGUAGES:
+        raise UsageError(f"VITRAIL_LANG must be {' or '.join(LANGUAGES)}, got {locale!r}.")
+    return "ko" if code == "ko" and all(map(_can_encode_korean, (sys.stdout, sys.stderr))) else "en"
+
+
+def _can_encode_korean(stream: object) -> bool:
+    try:
+        "한국어".encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def _prepare_streams() -> None:

@@ -245,8 +245,8 @@ def test_invalid_keywords_of_evaluate_and_predict_are_rejected():
         ({"recipe": Recipe()}, "Length must be given: epochs, steps or minutes."),
         ({"recipe": "large"}, "Recipe must be one of"),
         ({"steps": 1, "resolution": "8x8"}, "Resolution must be an integer or a pair"),
-        ({"steps": 1, "resume": True}, "Resume must come with an output"),
-        ({"steps": 1, "snapshots": 3}, "Snapshots must come with an output"),
+        ({"steps": 1, "resume": True}, "Resume must be used with an output"),
+        ({"steps": 1, "snapshots": 3}, "Snapshots must be used with an output"),
         ({"steps": 1, "patience": 0}, "Patience must be an integer from 1"),
         ({"steps": 1, "threads": 0}, "Threads must be an integer"),
         ({"steps": 1, "callback": 3}, "Callback must be a function of one argument, the Step, got 3."),
@@ -276,7 +276,7 @@ def test_train_rejects_an_existing_model_and_names_finetune(digits):
     [
         ({"protocol": "kn"}, "Protocol must be one of classify, knn, probe, fewshot, got 'kn'. Did you mean 'knn'"),
         ({"protocol": None}, "Protocol must be one of .* got None"),
-        ({"shots": [5]}, "Shots must come with protocol fewshot, got classify."),
+        ({"shots": [5]}, "Shots must be used with protocol fewshot, got classify."),
     ],
 )
 def test_invalid_protocols_of_evaluate_are_rejected(digits, keywords, message):

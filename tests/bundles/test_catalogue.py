@@ -11,7 +11,6 @@ from tests.bundles.test_convert import CLOTHES
 from tests.hub_server import HubServer
 from tests.paths import ROOT
 from tests.peers import import_peer
-from tests.test_cli import run
 from vitrail.bundles.catalogue import catalogue, list_published, suggest_published
 from vitrail.bundles.convert import convert
 from vitrail.core.errors import UsageError
@@ -114,7 +113,7 @@ def test_checkpoints_of_a_collection_are_sorted_by_size_and_patch():
     ]
 
 
-def test_weights_are_listed_without_torch_and_without_a_connection():
+def test_weights_are_listed_without_torch_and_without_a_connection(call):
     script = (
         "import sys, socket; socket.socket.connect = None; from vitrail.cli import main\n"
         "main(['weights', 'vit-b16*', '--json'])\nassert 'torch' not in sys.modules"
@@ -124,8 +123,8 @@ def test_weights_are_listed_without_torch_and_without_a_connection():
     row = rows["vit-b16.augreg-in21k-1k"]
     assert (row["hub"], row["parameters"]) == ("hf:timm/vit_base_patch16_224.augreg_in21k_ft_in1k", 86_567_656)
     assert (row["accuracy"], row["source"], row["pixels"], row["licence"]) == (84.532, "timm", 224, "apache-2.0")
-    assert run("weights", "deit*").stdout.count("apache-2.0") == 4
-    assert json.loads(run("info", "vit-b16.augreg-in21k-1k-384", "--json").stdout)["tokens"] == 577
+    assert call("weights", "deit*").stdout.count("apache-2.0") == 4
+    assert json.loads(call("info", "vit-b16.augreg-in21k-1k-384", "--json").stdout)["tokens"] == 577
 
 
 @pytest.mark.parametrize(

@@ -447,10 +447,10 @@ def test_the_licence_in_timms_config_is_kept_in_a_round_trip(tmp_path):
 # The command
 
 
-def test_the_convert_command_reports_as_json_and_refuses_errors_in_one_line(tmp_path):
+def test_the_convert_command_reports_as_json_and_refuses_errors_in_one_line(call, tmp_path):
     bundle = small()
     vitrail.save(bundle, tmp_path / "ours")
-    done = run("convert", tmp_path / "ours", tmp_path / "hf", "--to", "huggingface", "--no-verify", "--json")
+    done = call("convert", tmp_path / "ours", tmp_path / "hf", "--to", "huggingface", "--no-verify", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["from"], report["to"]) == ("vitrail", "huggingface")
@@ -459,7 +459,7 @@ def test_the_convert_command_reports_as_json_and_refuses_errors_in_one_line(tmp_
         ((tmp_path / "ours", tmp_path / "hf", "--to", "timm"), 2),
         ((tmp_path / "hf", tmp_path / "z", "--to", "vitrail", "--preprocess", "men=3"), 2),
     ):
-        done = run("convert", *arguments)
+        done = call("convert", *arguments)
         assert done.returncode == code, done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
 

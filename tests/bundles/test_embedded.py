@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import vitrail
-from tests.test_cli import run
 from vitrail.bundles.card import model_card
 from vitrail.core.errors import UsageError, VitrailError
 from vitrail.data.sources.registry import open_data
@@ -59,12 +58,12 @@ def test_the_embedded_model_has_the_accuracy_in_its_provenance(bundle, call):
     assert bundle.provenance["scores"]["accuracy"] == pytest.approx(0.9297)
 
 
-def test_commands_open_the_embedded_bundle_by_its_name(tmp_path, monkeypatch):
+def test_commands_open_the_embedded_bundle_by_its_name(call, tmp_path, monkeypatch):
     (tmp_path / "fashion").mkdir()  # the name of an embedded bundle takes precedence over a folder
     monkeypatch.chdir(tmp_path)
-    done = run("info", "fashion", "--json")
+    done = call("info", "fashion", "--json")
     assert json.loads(done.stdout)["name"] == "ViT-Fashion/4"
-    done = run("evaluate", "fashion", "fashion-40", "--json")
+    done = call("evaluate", "fashion", "fashion-40", "--json")
     assert json.loads(done.stdout)["count"] == 40
     with pytest.raises(UsageError, match="Bundle must be a folder that vitrail wrote"):
         vitrail.load(tmp_path / "fashion")

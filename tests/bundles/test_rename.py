@@ -18,6 +18,8 @@ import pytest
 import vitrail
 from tests.bundles.test_bundle import FIXTURE, GREY_8, tiny
 from vitrail.bundles import rename
+from vitrail.bundles.bundle import Bundle
+from vitrail.bundles.decision import MultiLabel
 from vitrail.bundles.metadata import read_bundle_info
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.core.files import MANIFEST
@@ -94,6 +96,27 @@ def test_bundle_without_names_is_renamed_by_class_number(tmp_path):
     classes = vitrail.load(tmp_path / "bundle").model.config.classes
     vitrail.rename(tmp_path / "bundle", {"1": "cat"})
     assert vitrail.load(tmp_path / "bundle").labels == ("0", "cat", *map(str, range(2, classes)))
+
+
+def test_manifest_that_names_files_outside_of_the_bundle_copies_none_of_them(bundle, tmp_path):
+    manifest = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
+    manifest["files"]["../profile"] = "0"
+    (bundle / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (tmp_path / "profile").write_text("a stranger's")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "profile").write_text("mine")
+    vitrail.rename(bundle, {"Bag": "Case"}, output=tmp_path / "home" / "copy")
+    assert (tmp_path / "home" / "profile").read_text() == "mine"
+    assert labels_of(tmp_path / "home" / "copy")[1] == "Case"
+
+
+def test_bundle_with_several_labels_keeps_its_decision_rule(tmp_path):
+    model, labels = tiny(classes=3), ("a", "b", "c")
+    rule = MultiLabel(thresholds=(0.1, 0.2, 0.3))
+    vitrail.save(Bundle(model=model, preprocess=GREY_8, labels=labels, answer=rule), tmp_path / "bundle")
+    vitrail.rename(tmp_path / "bundle", {"b": "d"})
+    renamed = vitrail.load(tmp_path / "bundle")
+    assert (renamed.labels, renamed.answer) == (("a", "d", "c"), rule)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 """Memory checks before training, and one-line errors for failed allocations."""
 
 import re
-import subprocess
+import resource
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import vitrail
+from tests.processes import run_function
 from vitrail.api.commands import COMMANDS, Command
 from vitrail.api.parameters import command
 from vitrail.cli import main
@@ -16,22 +18,28 @@ from vitrail.core import memory
 from vitrail.core.errors import OutOfMemoryError
 from vitrail.training import memory_estimate
 
-# The limit counts address space: what importing torch maps is not part of it.
-LIMITED = """
-import resource, sys
-import vitrail.training.run, vitrail.reports.inspect.panel_results
-from vitrail.cli import main
-pages = int(open("/proc/self/statm").read().split()[0])
-limit = pages * resource.getpagesize() + int(float(sys.argv[1]))
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-main(sys.argv[2:])
-"""
+
+def limit_memory(size):
+    """Limit the address space of this process to `size` more bytes than now, with what importing torch has mapped."""
+    limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + int(size)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def run_in_memory(size, *arguments):
+    limit_memory(size)
+    main(list(arguments))
+
+
+def print_available_memory(size):
+    limit_memory(size)
+    sys.stdout.write(f"{memory.available_memory()}\n")
+
+
 LARGE = ("--model", "ViT-Micro/4", "--set", "model.resolution=32", "holdout=0", "--steps", "1", "--workers", "0")
 
 
 def run_limited(size, *words):
-    command = [sys.executable, "-c", LIMITED, str(size), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_function(run_in_memory, size, *map(str, words))
 
 
 def test_train_rejects_a_batch_larger_than_memory_and_suggests_a_smaller_one(tmp_path):
@@ -54,12 +62,7 @@ def test_model_larger_than_memory_is_rejected_before_it_is_built(tmp_path):
 
 
 def test_available_memory_respects_limits_of_process_and_control_groups(tmp_path):
-    script = (
-        "import resource; from vitrail.core import memory\n"
-        "limit = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + 2**28\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); print(memory.available_memory())"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = run_function(print_available_memory, 2**28)
     assert 2**27 < int(done.stdout) <= 2**28
 
     (tmp_path / "job" / "step").mkdir(parents=True)

@@ -207,6 +207,6 @@ def test_a_meter_fits_narrow_terminals(monkeypatch):
     terminal = FakeTerminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr("vitrail.core.terminal._METER_DELAY", -1.0)
-    monkeypatch.setattr("vitrail.core.terminal._terminal_width", lambda _: 30)
+    monkeypatch.setattr("vitrail.core.terminal.terminal_width", lambda _: 30)
     Meter(1000, "images")(10)
     assert re.fullmatch(r"\r10 of 1,000 images, \d+:\d\d left", terminal.getvalue())

@@ -180,6 +180,8 @@ def test_people_are_split_by_corrected_labels(photos):
     path = write("ant/6.png,-wasp\n-wasp/개미.png,bee\nfly/6.png,\n")
     dataset = vitrail.doctor("photos", people=people, corrections=path).dataset
     assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 12, "test": 11}
-    dataset, _, _ = split_people(CorrectedData("photos", path), people=people, test=0.5, validation=0, seed=0)
+    dataset, _, _ = split_people(
+        CorrectedData("photos", path), people=people, test_share=0.5, validation_share=0, seed=0
+    )
     assert "photos/ant/6.png" in dataset.splits["test"].images
     assert "photos/-wasp/개미.png" in dataset.splits["train"].images

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import vitrail
-from tests.test_cli import FIXTURE, run
+from tests.test_cli import FIXTURE
 from vitrail.cli import main
 from vitrail.core.errors import UsageError
 from vitrail.core.intervals import wilson_interval
@@ -208,7 +208,7 @@ def test_class_of_five_thousand_digits_is_a_name():
         match_labels(None, 10, ["1" * 5000])
 
 
-def test_accuracy_of_deit_on_real_photos(shared, tmp_path):
+def test_accuracy_of_deit_on_real_photos(call, shared, tmp_path):
     """Folder names are class numbers. Every seventh photo is evaluated; the slow test_parity.py evaluates all 500."""
     from safetensors.torch import load_file
 
@@ -217,7 +217,7 @@ def test_accuracy_of_deit_on_real_photos(shared, tmp_path):
     vitrail.save(vitrail.Bundle(model=model.eval(), preprocess=vitrail.Preprocess()), tmp_path / "deit")
     photos = sorted((shared / "imagenet-val-500").rglob("*.JPEG"))[::7]
     (tmp_path / "photos.csv").write_text("\n".join(f"{path},{int(path.parent.name)}" for path in photos))
-    scores = json.loads(run("evaluate", tmp_path / "deit", tmp_path / "photos.csv", "--json").stdout)
+    scores = json.loads(call("evaluate", tmp_path / "deit", tmp_path / "photos.csv", "--json").stdout)
     assert scores["labels_matched"] == "as class numbers"
     assert scores["count"] == len(photos)
     assert 0.6 < scores["accuracy"] < 0.85
@@ -282,7 +282,7 @@ def test_evaluate_recognises_copied_and_changed_training_data(unsplit, tmp_path)
     )
     (note,) = vitrail.evaluate(bundle, tmp_path / "copy").scores["notes"]
     assert "as it was before: some of these images may be training images" in note
-    with pytest.raises(UsageError, match="Split held-out must come with the data"):
+    with pytest.raises(UsageError, match="Split held-out must be used with the data"):
         vitrail.evaluate(run_folder / "bundle", tmp_path / "copy", "held-out")
 
 

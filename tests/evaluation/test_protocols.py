@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitrail
-from tests.test_cli import FIXTURE, run
+from tests.test_cli import FIXTURE
 from vitrail.cli import main
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import user_folder
@@ -463,8 +463,8 @@ def test_fewshot_notes_classes_with_too_few_images(examples):
         fewshot(type(examples)(**fields), shots=[25])
 
 
-def test_evaluate_command_prints_json_scores(bundle, digits, tmp_path):
-    result = run("evaluate", bundle, digits, "--protocol", "fewshot", "--shots", "2", "--cache", tmp_path, "--json")
+def test_evaluate_command_prints_json_scores(call, bundle, digits, tmp_path):
+    result = call("evaluate", bundle, digits, "--protocol", "fewshot", "--shots", "2", "--cache", tmp_path, "--json")
     assert result.returncode == 0, result.stderr
     scores = json.loads(result.stdout)
     assert {"accuracy", "accuracy_interval", "top5", "ece", "count", "per_class", "confusion"} <= scores.keys()
@@ -500,8 +500,8 @@ def test_wrong_use_of_protocols_gives_one_line_error(bundle, digits, tmp_path, c
         ([digits, "--protocol", "fewshot", "--shots", "31"], "Shots must be an integer from 1 to 30, got 31"),
         ([digits, "--protocol", "fewshot", "--seeds", "0"], "Seeds must be an integer from 1"),
         ([digits, "--protocol", "probe", "--penalty", "0"], "Penalty must be a number above 0, got 0.0."),
-        ([digits, "--protocol", "probe", "--shots", "5"], "Shots must come with protocol fewshot, got probe."),
-        ([digits, "--layer", "1"], "Layer must come with protocol knn or probe or fewshot, got classify."),
+        ([digits, "--protocol", "probe", "--shots", "5"], "Shots must be used with protocol fewshot, got probe."),
+        ([digits, "--layer", "1"], "Layer must be used with protocol knn or probe or fewshot, got classify."),
         ([digits, "--protocol", "probe", "--split", "train"], "Split must not be train"),
         (["fashion-40", "--protocol", "probe"], "Data to train on must have a train split, got only test."),
         ([str(tmp_path / "singles.npz"), "--protocol", "probe"], "Data must have a class of at least 2 images"),

@@ -322,7 +322,7 @@ def test_group_interval_equals_that_of_its_images_alone():
     (row,) = verify_groups(lambda: score_all_pairs(vectors), people, group_of, verification)
     in_group = (people % 2 == 1) & (people < 16)
     thresholds = [verification.curve.at_far(far).threshold for far in FARS if verification.curve.supports(far)]
-    group_verification = verify_all(vectors[in_group], people[in_group] // 2, also=thresholds)
+    group_verification = verify_all(vectors[in_group], people[in_group] // 2, extra_thresholds=thresholds)
     assert row["eer_interval"] == pytest.approx(group_verification.report()["eer_interval"], abs=1e-9)
 
 

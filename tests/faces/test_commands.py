@@ -283,9 +283,13 @@ def test_wrong_arguments_give_an_error_of_one_line(call, people, gallery, tmp_pa
             1,
             "must be person,group, got 'person-03'",
         ),
-        (["evaluate", "fashion", others, "--show-images"], 2, "must come with --output"),
+        (["evaluate", "fashion", others, "--show-images"], 2, "must be used with --output"),
         (["evaluate", "fashion", others, "--output", people], 2, "Output must not exist yet"),
-        (["evaluate", "fashion", "digits", "--pairs", tmp_path / "empty.txt"], 2, "Pairs must come with data in files"),
+        (
+            ["evaluate", "fashion", "digits", "--pairs", tmp_path / "empty.txt"],
+            2,
+            "Pairs must be used with data in files",
+        ),
         (["evaluate", "fashion", tmp_path / "nowhere"], 2, "Data must be"),
         (["remove", gallery, "Nobody At All"], 2, "Name must be one that is enrolled"),
     ]

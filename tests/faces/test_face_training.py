@@ -149,7 +149,7 @@ def write_people(root, people=8, images=4, size=(112, 112), seed=0):
 
 def test_nobody_is_in_two_splits(tmp_path):
     root = write_people(tmp_path / "faces", people=10, images=2)
-    dataset, held_out, notes = split_people(root, people=None, test=0.3, validation=0.3, seed=1)
+    dataset, held_out, notes = split_people(root, people=None, test_share=0.3, validation_share=0.3, seed=1)
     assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 10, "val": 4, "test": 6}
     assert notes == ["people: 5 for training, 2 held out, 3 for the test; nobody is in two splits"]
     folders = {name: {path.split("/")[-2] for path in split.images} for name, split in dataset.splits.items()}
@@ -160,9 +160,9 @@ def test_nobody_is_in_two_splits(tmp_path):
     assert sorted(folders["train"]) == list(dataset.labels)
     labels = [set(split.labels.tolist()) for split in dataset.splits.values()]
     assert labels == [{0, 1, 2, 3, 4}, {5, 6}, {7, 8, 9}]
-    same_seed, *_ = split_people(root, people=None, test=0.3, validation=0.3, seed=1)
+    same_seed, *_ = split_people(root, people=None, test_share=0.3, validation_share=0.3, seed=1)
     assert same_seed.fingerprint() == dataset.fingerprint()
-    other_seed, *_ = split_people(root, people=None, test=0.3, validation=0.3, seed=2)
+    other_seed, *_ = split_people(root, people=None, test_share=0.3, validation_share=0.3, seed=2)
     assert other_seed.fingerprint() != dataset.fingerprint()
 
 
@@ -171,7 +171,7 @@ def test_folders_with_a_name_in_nfc_and_nfd_are_one_person(tmp_path):
     for folder, form in (("person-00", "NFC"), ("person-01", "NFD")):
         (root / folder).rename(root / unicodedata.normalize(form, "김한글"))
     for seed in range(6):
-        dataset, _, notes = split_people(root, people=None, test=0.4, validation=0, seed=seed)
+        dataset, _, notes = split_people(root, people=None, test_share=0.4, validation_share=0, seed=seed)
         folders = {
             name: {unicodedata.normalize("NFC", path.split("/")[-2]) for path in split.images}
             for name, split in dataset.splits.items()
@@ -180,7 +180,7 @@ def test_folders_with_a_name_in_nfc_and_nfd_are_one_person(tmp_path):
         assert notes == ["people: 4 for training, 0 held out, 3 for the test; nobody is in two splits"]
         assert "names merged with an equal name in another Unicode form: 1 of 8" in dataset.notes
     (tmp_path / "people.txt").write_text("김한글\nperson-02\n", encoding="utf-8")
-    dataset, *_ = split_people(root, people=tmp_path / "people.txt", test=0, validation=0, seed=0)
+    dataset, *_ = split_people(root, people=tmp_path / "people.txt", test_share=0, validation_share=0, seed=0)
     assert dataset.labels == ("person-02", "김한글")
     assert np.bincount(dataset.splits["train"].labels).tolist() == [2, 4]
 
@@ -189,7 +189,7 @@ def test_a_file_names_the_people_for_training(tmp_path):
     root = write_people(tmp_path / "faces", people=6, images=2)
     file = tmp_path / "people.txt"
     file.write_text("person-01\nperson-04\nperson-05\n")
-    dataset, *_ = split_people(root, people=file, test=0.5, validation=0, seed=0)
+    dataset, *_ = split_people(root, people=file, test_share=0.5, validation_share=0, seed=0)
     assert dataset.labels == ("person-01", "person-04", "person-05")
     assert {path.split("/")[-2] for path in dataset.splits["test"].images} == {"person-00", "person-02", "person-03"}
     for text, message in (
@@ -199,12 +199,12 @@ def test_a_file_names_the_people_for_training(tmp_path):
     ):
         file.write_text(text)
         with pytest.raises(UsageError, match=message):
-            split_people(root, people=file, test=0.5, validation=0, seed=0)
+            split_people(root, people=file, test_share=0.5, validation_share=0, seed=0)
     for share in (math.nan, math.inf, -0.5):
         with pytest.raises(UsageError, match="Test must be a number from 0"):
-            split_people(root, people=None, test=share, validation=0, seed=0)
+            split_people(root, people=None, test_share=share, validation_share=0, seed=0)
     with pytest.raises(UsageError, match="file that exists"):
-        split_people(root, people=tmp_path / "none.txt", test=0.5, validation=0, seed=0)
+        split_people(root, people=tmp_path / "none.txt", test_share=0.5, validation_share=0, seed=0)
 
 
 # Alignment

@@ -736,7 +736,7 @@ def test_engine_that_is_not_installed_gives_one_line_error(built_bundle, call, m
 def test_feature_protocols_reject_engine_flag(call, built_bundle):
     done = call("evaluate", built_bundle, "digits", "--protocol", "knn", "--engine", "onnx")
     assert done.returncode == 2
-    assert done.stderr == "vitrail: Engine and precision must come with protocol classify, got knn.\n"
+    assert done.stderr == "vitrail: Engine and precision must be used with protocol classify, got knn.\n"
 
 
 # Stored measurements

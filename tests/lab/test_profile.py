@@ -97,7 +97,7 @@ def test_profile_writes_page_figures_and_json(call, tmp_path, bundles, profiled,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["digits", "--bundles", "fashion", "--questions", "data"], "--bundles must come without"),
+        (["digits", "--bundles", "fashion", "--questions", "data"], "--bundles must be used without"),
         (["digits", "--bundles", "nothing-here"], "Bundle must be"),
         (["digits", "--bundles", "fashion", "fashion"], "Bundles must differ"),
         (["fashion-40", "--bundles", "fashion", "--budget", "1x"], "Budget must be a time"),

@@ -136,6 +136,8 @@ OPTIONS = [
     {"patch": (7, 14)},
     {"patch": 12, "stride": 8, "padding": 4},
     {"attention": "local"},
+    {"attention": "local", "resolution": (84, 98), "registers": 2},
+    {"attention": "strided", "resolution": 140, "pool": "gap", "position": "relative"},
 ]
 
 
@@ -232,7 +234,7 @@ def test_building_on_meta_allocates_nothing(name, changes):
     ("name", "changes"),
     [
         ("ViT-Nano/7", {"resolution": 700, "position": "relative", "wrap": True}),
-        ("ViT-Nano/7", {"resolution": (7, 65_534), "patch": (7, 1), "attention": "local"}),
+        ("ViT-Nano/7", {"resolution": (7, 65_534), "patch": (7, 1), "attention": "local", "attention_span": 50_000}),
         ("ViT-Nano/7", {"resolution": 7000, "attention": "strided"}),
         ("ViT-Nano/7", {"resolution": 14_000, "position": "sincos-2d"}),
         ("ViT-Nano/7", {"resolution": 16_000, "patch": 1, "position": "rope-2d"}),

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 import vitrail
 from tests.peers import import_peer
-from vitrail.bundles.bundle import timm_data_config
 from vitrail.bundles.timm_names import timm_preprocess
 from vitrail.core.errors import UsageError
+from vitrail.models.timm_interface import timm_data_config
 from vitrail.models.zoo import TIMM, find
 
 SMALL = {"depth": 3, "width": 48, "heads": 3, "mlp": 96, "patch": 8, "resolution": 32, "classes": 5}
@@ -97,6 +97,13 @@ def test_intermediates_equal_timms(options, has_prefix):
         model.forward_intermediates(images, output_fmt="NHWC")
 
 
+@pytest.mark.parametrize("indices", [0, 4, -1])
+def test_impossible_numbers_of_intermediates_are_errors(indices):
+    model = vitrail.create("ViT-Ti/16", **SMALL)
+    with pytest.raises(UsageError, match=f"Indices must be an integer from 1 to 3, got {indices}"):
+        model.forward_intermediates(torch.zeros(1, 3, 32, 32), indices)
+
+
 def test_intermediates_of_a_cnn_are_its_maps():
     model = vitrail.create("ResNet-Nano").eval()
     features, maps = model.forward_intermediates(torch.randn(2, 1, 28, 28), [0, 2])
@@ -118,8 +125,8 @@ def test_models_under_timms_names_have_timms_preprocessing():
             assert settings == {key: getattr(expected, key) for key in settings}, full
     model = vitrail.create("vit_tiny_patch16_384", classes=2)
     assert data.resolve_model_data_config(model)["mean"] == (0.5, 0.5, 0.5)
-    assert vitrail.create("vit_tiny_patch16_384", channels=1).data_config is None
-    assert vitrail.create("ViT-Ti/16").data_config is None
+    assert vitrail.create("vit_tiny_patch16_384", channels=1).preprocess is None
+    assert vitrail.create("ViT-Ti/16").preprocess is None
 
 
 def test_a_pretrained_model_keeps_its_preprocessing_at_another_resolution(tmp_path):

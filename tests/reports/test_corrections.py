@@ -42,7 +42,7 @@ def test_attributes_and_choices_are_escaped():
     correctable = Correctable(name='a"\r\n<b>.png', label="x", guess="")
     assert correctable.attributes == ' data-file="a&quot;&#13;\n&lt;b&gt;.png" data-label="x"'
     assert Correctable(name="", label="x").attributes == ""
-    bar = CorrectionControls(choices=[("<1>", "one & all")], key="k", previous={'"': "<1>"}).bar
+    bar = CorrectionControls(selectable_labels=[("<1>", "one & all")], key="k", previous={'"': "<1>"}).bar
     assert '<option value="&lt;1&gt;">one &amp; all</option>' in bar
     assert 'data-previous="{&quot;\\&quot;&quot;: &quot;&lt;1&gt;&quot;}"' in bar
     assert storage_key(["a", "b"]) != storage_key(["a", "c"])

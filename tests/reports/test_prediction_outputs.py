@@ -412,7 +412,7 @@ def test_against_compares_models_on_the_same_images(call, tmp_path):
         ([*command, "--against", FIXTURE], f"--against {FIXTURE}: "),
         ([*command, "--against", tmp_path / "missing"], "must be a folder that exists"),
         ([*command, "--against", tmp_path / "missing.npz"], "must be a file that exists"),
-        ([*command, "--against", "fashion", "--protocol", "knn"], "must come with --protocol classify"),
+        ([*command, "--against", "fashion", "--protocol", "knn"], "must be used with --protocol classify"),
         ([*command, "--output", tmp_path / "a.xlsx"], ".csv, .jsonl, .parquet, .npz"),
     ):
         done = call(*arguments)

@@ -185,7 +185,7 @@ def test_thousand_classes_have_a_table_of_pairs_instead_of_a_matrix():
     judgement = Classification(
         scores={},
         sentence="",
-        full=score_classes(probabilities, labels, names),
+        all_scores=score_classes(probabilities, labels, names),
         predictions=SplitPredictions(np.arange(4000), labels, probabilities),
         labels=names,
         split=Split("test", np.zeros((4000, 8, 8, 1), np.uint8), labels),

@@ -1,5 +1,6 @@
 """Reliability of training: the numbered proofs R1 to R11 on real runs (R2 and parts of R4 in test_checkpoint.py)."""
 
+import contextlib
 import hashlib
 import html.parser
 import json
@@ -25,15 +26,17 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitrail
-from tests.test_cli import run
+from tests.processes import run_function, start_function, start_vitrail
 from tests.training.runs import train
 from tests.training.test_loop import EYE, STATE, curve, make_trainer
 from vitrail.cli import main
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.sources.registry import open_data
 from vitrail.reports.run_report import read_events
+from vitrail.training import ranks as training_ranks
 from vitrail.training.checkpoint import list_steps, load_newest
 from vitrail.training.loop import Trainer
+from vitrail.training.objectives import judgement
 from vitrail.training.options import Options
 from vitrail.training.ranks import Ranks, join_ranks
 from vitrail.training.recipe import Recipe, find_recipe
@@ -69,9 +72,12 @@ def command(output, *more, ranks=1, settings=()):
     return [*start, "train", *defaults, *settings, "--output", str(output), *more]
 
 
-def start(output, *more, **options):
+def start(output, *more, ranks=1, settings=()):
+    arguments = command(output, *more, ranks=ranks, settings=settings)
+    if ranks == 1:
+        return start_vitrail(*arguments[3:])
     return subprocess.Popen(
-        command(output, *more, **options),
+        arguments,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -357,47 +363,40 @@ def test_changed_threads_and_precision_are_noted_on_resume(undisturbed, tmp_path
     assert "under other conditions" in (output / "report.html").read_text()
 
 
-SIGNALLED = """
-import os, signal, sys, time
-from vitrail.cli import main
-from vitrail.training.objectives import judgement
+def run_with_signal_after_last_step(*arguments):
+    def predict_split(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
 
-def predict_split(*_):
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(5)
-
-judgement.predict_split = predict_split
-main(sys.argv[1:])
-"""
+    judgement.predict_split = predict_split
+    main(list(arguments))
 
 
 def test_sigterm_after_last_step_ends_run(tmp_path):
-    arguments = ["train", "digits", "--model", "ViT-Pico/2", "--steps", "2", "--output", tmp_path / "run"]
-    done = subprocess.run([sys.executable, "-c", SIGNALLED, *arguments], capture_output=True, text=True, check=False)
+    arguments = ["train", "digits", "--model", "ViT-Pico/2", "--steps", "2", "--output", str(tmp_path / "run")]
+    done = run_function(run_with_signal_after_last_step, *arguments)
     assert done.returncode == 143, done.stderr
     assert "Traceback" not in done.stderr
 
 
-TERMINAL_CLOSED = """
-import os, signal, sys
-from vitrail.cli import main
-from vitrail.training.loop import Trainer
+def run_until_terminal_is_closed(handler, *arguments):
+    def update(trainer, *batch):
+        if trainer.step == 1:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return original_update(trainer, *batch)
 
-def update(trainer, *arguments):
-    if trainer.step == 1:
-        os.kill(os.getpid(), signal.SIGHUP)
-    return original_update(trainer, *arguments)
-
-original_update, Trainer.update = Trainer.update, update
-signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
-main(sys.argv[2:])
-"""
+    original_update, Trainer.update = Trainer.update, update
+    signal.signal(signal.SIGHUP, handler)
+    main(list(arguments))
 
 
-@pytest.mark.parametrize(("start", "code", "steps"), [("terminal", 129, 2), ("nohup", 0, 4)])
-def test_sighup_ends_run_with_checkpoint_unless_ignored_by_nohup(tmp_path, start, code, steps):
-    command = ["train", "digits", "--model", "ViT-Pico/2", "--steps", "4", "--output", str(tmp_path / "run")]
-    done = subprocess.run([sys.executable, "-c", TERMINAL_CLOSED, start, *command], capture_output=True, check=False)
+@pytest.mark.parametrize(
+    ("handler", "code", "steps"),
+    [pytest.param(signal.SIG_DFL, 129, 2, id="terminal"), pytest.param(signal.SIG_IGN, 0, 4, id="nohup")],
+)
+def test_sighup_ends_run_with_checkpoint_unless_ignored_by_nohup(tmp_path, handler, code, steps):
+    arguments = ["train", "digits", "--model", "ViT-Pico/2", "--steps", "4", "--output", str(tmp_path / "run")]
+    done = run_function(run_until_terminal_is_closed, handler, *arguments)
     assert done.returncode == code, done.stderr
     assert list_steps(tmp_path / "run" / "checkpoints")[-1] == steps
 
@@ -443,29 +442,29 @@ def test_r6_signal_ends_run_after_complete_step_with_checkpoint(undisturbed, tmp
         assert fingerprint(output) == fingerprint(undisturbed)
 
 
-ALONE = """
-import sys
-import threading
-from vitrail.cli import main
-from vitrail.training import ranks
-ranks._SIGTERM_TIMEOUT = float(sys.argv[1])
-print("ready", flush=True)
-main(sys.argv[2:])
-"""
+def run_with_patience(patience, *arguments):
+    training_ranks._SIGTERM_TIMEOUT = patience
+    main(list(arguments))
+
+
+def wait_for_listener(process, port):
+    """Wait until the first rank listens for the others, or has ended."""
+    while process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("patience", [1.0, pytest.param(25.0, marks=pytest.mark.slow)])
 def test_waiting_rank_ends_soon_after_sigterm(tmp_path, patience):
     """The rank waits in `init_process_group`, where signal handlers of Python do not run."""
-    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    arguments = [sys.executable, "-c", ALONE, str(patience), "train", *QUICK, "--output", str(tmp_path / "run")]
-    process = subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
-    )
-    process.stdout.readline()
-    time.sleep(2)
+    port = free_port()
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    arguments = ["train", *QUICK, "--output", str(tmp_path / "run")]
+    process = start_function(run_with_patience, patience, *arguments, environment={**os.environ, **environment})
+    wait_for_listener(process, port)
     sent = time.monotonic()
-    process.terminate()
+    process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 143
     assert err.splitlines()[-1] == (
@@ -775,8 +774,8 @@ def test_names_without_utf8_are_escaped(call, tmp_path):
 # The bundle of a run
 
 
-def test_bundle_of_run_has_scores_of_run(undisturbed):
-    done = run("evaluate", undisturbed / "bundle", "digits", "--json")
+def test_bundle_of_run_has_scores_of_run(call, undisturbed):
+    done = call("evaluate", undisturbed / "bundle", "digits", "--json")
     scores = json.loads(done.stdout)
     assert (scores["count"], scores["split"], scores["labels_matched"]) == (360, "test", "by name")
     final = events(undisturbed, "final")[0]

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import vitrail
 from tests.paths import ROOT
+from tests.processes import run_function
 from tests.training.runs import train
 from vitrail.core.errors import UsageError
 from vitrail.data.dataset import Dataset
@@ -149,15 +150,12 @@ def test_starting_head_is_compared_with_best_instead_of_last_weights(small_data,
     assert [choice[name] for name in ("kept", "start", "tuned")] == ["tuned", 0.4, 0.6]
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from tests.training.test_stop import run, small_data
-def die(step):
-    if step.step == 8:
-        os.kill(os.getpid(), signal.SIGKILL)
-run(small_data.__wrapped__(), Path(sys.argv[1]), callback=die)
-"""
+def run_until_killed(data, output):
+    def die(step):
+        if step.step == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run(data, output, callback=die)
 
 
 def test_resume_after_sigkill_stops_at_same_step_with_identical_weights(small_data, tmp_path):
@@ -166,8 +164,7 @@ def test_resume_after_sigkill_stops_at_same_step_with_identical_weights(small_da
     assert complete.bundle.provenance["stopped"]
     (stop,) = events(tmp_path / "complete", "stop")
     output = tmp_path / "killed"
-    arguments = [sys.executable, "-c", KILLED, str(output)]
-    done = subprocess.run(arguments, env=WITH_TESTS, capture_output=True, text=True, check=False)
+    done = run_function(run_until_killed, small_data, output)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert list_steps(output / "checkpoints") == [3, 6]
     torch.set_num_threads(2)  # the run restores its number of threads

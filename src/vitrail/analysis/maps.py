@@ -17,7 +17,8 @@ from vitrail.core.errors import UsageError
 from vitrail.models.activations import Activations, look
 from vitrail.models.base import AnyModel, Layout
 from vitrail.models.device import evaluating
-from vitrail.models.layers import Attention, AttentionPool, attention_weights
+from vitrail.models.layers import Attention, AttentionPool, Bias, attention_weights
+from vitrail.models.sparse_attention import dense_bias
 
 
 def maps(model: AnyModel, images: Tensor, activations: Activations | None = None) -> dict[str, np.ndarray]:
@@ -125,11 +126,12 @@ def _attend(
     attentions: list[Tensor],
     x_BND: Tensor,
     rope: Tensor | None = None,
-    bias: Tensor | None = None,
+    bias: Bias = None,
     queries: int | None = None,
 ) -> Tensor:
     """Compute `layer(x_BND, ...)` without the fused kernel and append the attention weights to `attentions`."""
     q, k, v = layer.qkv_heads(x_BND, rope, queries)
+    bias = dense_bias(bias)
     weights = attention_weights(q, k, bias if bias is None or queries is None else bias[..., :queries, :], layer.scale)
     return layer.proj((_record_weights(weights, attentions) @ v).transpose(1, 2).flatten(2))
 

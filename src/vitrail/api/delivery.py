@@ -256,7 +256,7 @@ def weights(
 ) -> Rows:
     """List public checkpoints that `vitrail convert` can fetch by name.
 
-    This command does not use the network.
+    The list comes with Vitrail, so this command works offline. `vitrail convert` downloads a checkpoint by its name.
 
     >>> [published.name for published in vitrail.weights("deit")]
     ['deit-ti16.in1k', 'deit-s16.in1k', 'deit-b16.in1k', 'deit-b16.in1k-384']

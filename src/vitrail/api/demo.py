@@ -83,7 +83,7 @@ def _run_lab(output: Path) -> None:
         _print(f"left out: {error}")
         return
     for claim in report["claims"]:
-        verdict, sentence = (localise(claim[name], "claims") for name in ("verdict", "claim"))
+        verdict, sentence = localise(claim["verdict"], "cells"), localise(claim["claim"], "claims")
         _print(f"{claim['id']:>5}  {verdict}{' ' * (12 - display_width(verdict))}  {sentence}")
     _print(f"report: {output / 'index.html'}")
     _print(f"more:   vitrail compare digits --output {output} --budget 5m")

@@ -154,7 +154,7 @@ def evaluate(
     """
     check_integer("seed", seed, low=0, high=2**63 - 1)
     if show_images and output is None:
-        raise UsageError("--show-images must come with --output DIR: only the report page shows images.")
+        raise UsageError("--show-images must be used with --output DIR: only the report page shows images.")
     if output is not None:
         check_output(Path(output), force=force)
     check_folder(bundle)
@@ -309,7 +309,13 @@ def calibrate(
     data: DataOnDisk,
     *,
     far: Annotated[float, flag("Acceptable rate of false accepts, such as 0.01.", metavar="F")],
-    task: Annotated[Literal["both", "verify", "identify"], flag("Task whose threshold is set.")] = "both",
+    task: Annotated[
+        Literal["both", "verify", "identify"],
+        flag(
+            "Threshold to set: verify (do two images show the same person?), identify (is the person in the gallery?)"
+            " or both."
+        ),
+    ] = "both",
     without: Without = None,
     landmarks: Landmarks = None,
     split: Split = None,

@@ -244,7 +244,7 @@ def compare(
     """
     if bundles:
         if questions or families or sizes:
-            raise UsageError("--bundles must come without --questions, --families and --sizes: nothing is trained.")
+            raise UsageError("--bundles must be used without --questions, --families and --sizes: nothing is trained.")
         return _measure_bundles(data, Path(output), [str(bundle) for bundle in bundles], budget=budget, command=command)
 
     from vitrail.lab.compare import compare as run

@@ -80,10 +80,10 @@ def show_recipes(result: Report | Rows, arguments: CliArguments) -> None:
     if arguments.json:
         return print_json(result.to_json())
     if isinstance(result, Rows):
-        return print_table(None, [[row["name"], row["purpose"]] for row in result])
-    sys.stdout.write(f"{escape_unprintable(result['purpose'])}\n\n")
+        return print_table(None, [[row["name"], localise(row["purpose"], "settings")] for row in result])
+    sys.stdout.write(f"{escape_unprintable(localise(result['purpose'], 'settings'))}\n\n")
     cells = [
-        [row["setting"], *map(format_setting, (row["value"], row["default"])), row["meaning"]]
+        [row["setting"], *map(format_setting, (row["value"], row["default"])), localise(row["meaning"], "settings")]
         for row in result["settings"]
     ]
     return print_table(("setting", "value", "default", "meaning"), cells)

@@ -62,10 +62,10 @@ def show_verified(report: Report, arguments: CliArguments) -> None:
 def receive_identified(arguments: CliArguments) -> Callable[[list[str]], Callable[[dict[str, Any]], None]]:
     """Return the receiver that prints each result of identify as soon as it is computed."""
 
-    def begin(files: list[str]) -> Callable[[dict[str, Any]], None]:
+    def make_printer(files: list[str]) -> Callable[[dict[str, Any]], None]:
         width, printed_notes = max(len(escape_unprintable(file)) for file in files), []
 
-        def receive(row: dict[str, Any]) -> None:
+        def print_result(row: dict[str, Any]) -> None:
             if "error" not in row and row["threshold"] is None and not printed_notes:
                 printed_notes.append("no threshold")
                 _say_no_threshold("identify")
@@ -75,9 +75,9 @@ def receive_identified(arguments: CliArguments) -> Callable[[list[str]], Callabl
                 sys.stdout.write(f"{escape_unprintable(row['file']):<{width}}  {_format_identity(row)}\n")
             sys.stdout.flush()
 
-        return receive
+        return print_result
 
-    return begin
+    return make_printer
 
 
 def show_identified(failed: Rows, arguments: CliArguments) -> None:
@@ -143,6 +143,7 @@ def _format_identity(row: dict[str, Any]) -> str:
 
 
 def _print_error_rates(report: dict[str, Any]) -> None:
+    """Print the error rates of verification and identification, then those of each group of people."""
     pairs = f"{report['genuine']:,} genuine pairs, {report['impostor']:,} impostor pairs"
     rows = [
         [

@@ -23,7 +23,7 @@ def receive_predictions(
     if not arguments.json and ("output" in arguments.values or "page" in arguments.values):
         return lambda names, labels, info: lambda prediction: None
 
-    def begin(names: Sequence[str], labels: Sequence[str], info: "BundleInfo") -> "Callable[[Prediction], None]":
+    def make_printer(names: Sequence[str], labels: Sequence[str], info: "BundleInfo") -> "Callable[[Prediction], None]":
         if arguments.json:
             show = _print_json_line
         else:
@@ -32,10 +32,11 @@ def receive_predictions(
             show = prediction_table(names, labels, blank=info.answer.no_label, columns=columns)
         return show if not files else _ignore_closed_pipe(show)
 
-    return begin
+    return make_printer
 
 
 def _print_json_line(prediction: "Prediction") -> None:
+    """Print a prediction as one line of JSON, without delay."""
     print_json(prediction.to_json())
     sys.stdout.flush()
 

@@ -228,7 +228,7 @@ def evaluate(
     paths = {"output": output and Path(output), "page": page and Path(page), "against": against and str(against)}
     if output_names := [name for name, path in paths.items() if path is not None]:
         if protocol != "classify":
-            raise UsageError(f"--{output_names[0]} must come with --protocol classify, got {protocol}.")
+            raise UsageError(f"--{output_names[0]} must be used with --protocol classify, got {protocol}.")
         from vitrail.reports.evaluation_outputs import EvaluationOutputs
 
         outputs = EvaluationOutputs.open(**cast(dict[str, Any], paths), force=force, device=device)
@@ -323,7 +323,10 @@ def predict(
         ),
     ] = None,
     split: Annotated[
-        str | None, flag("Split of a data set: train, val or test; default: as in `evaluate`.", metavar="S")
+        str | None,
+        flag(
+            "Split of a data set: train, val or test; default: test, otherwise val, otherwise all images.", metavar="S"
+        ),
     ] = None,
     force: Annotated[bool, flag("Overwrite OUT.npz, FILE and DIR.")] = False,
     receiver: Annotated[

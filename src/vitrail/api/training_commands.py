@@ -171,7 +171,7 @@ class RunSetup(NamedTuple):
             return
         for name, is_set in (("resume", self.keywords["resumes"]), ("snapshots", self.options.snapshots)):
             if is_set:
-                raise UsageError(f"{sentence_case(name)} must come with an output, the folder of the run, got none.")
+                raise UsageError(f"{sentence_case(name)} must be used with an output, the folder of the run, got none.")
         with tempfile.TemporaryDirectory(prefix="vitrail-") as folder, _advice_on_images():
             yield Path(folder) / "run"
 

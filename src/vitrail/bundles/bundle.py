@@ -114,7 +114,7 @@ class Bundle:
             weights = self.fingerprint() if claims else ""
             measured = MeasuredClaims(claims, self.model.config, self.preprocess, self.labels, self.answer, weights)
             object.__setattr__(self, "measured", measured)
-        self.model.data_config = timm_data_config(self.preprocess)
+        self.model.preprocess = self.preprocess
 
     @property
     def info(self) -> BundleInfo:
@@ -223,18 +223,6 @@ def check_head(model: AnyModel) -> AnyModel:
             " model.head, or use model.reset_classifier(classes)."
         )
     return expected
-
-
-def timm_data_config(preprocess: Preprocess) -> dict[str, Any]:
-    """The preprocessing under the names of timm's `pretrained_cfg`."""
-    return {
-        "input_size": (preprocess.channels, *preprocess.resolution),
-        "interpolation": preprocess.interpolation,
-        "crop_pct": preprocess.crop_fraction,
-        "crop_mode": {"shorter": "center", "squash": "squash", "pad": "border"}[preprocess.resize],
-        "mean": preprocess.mean,
-        "std": preprocess.std,
-    }
 
 
 def _scores_and_proofs(provenance: dict[str, Any]) -> dict[str, Any]:

@@ -228,7 +228,7 @@ def _import_checkpoint(weight_format: WeightFormat, checkpoint: LibraryCheckpoin
     """Build the model of a library's checkpoint, with the settings of `vitrail.json` or else with inferred settings."""
     sidecar, sidecar_note = _read_sidecar(checkpoint)
     try:
-        inferred = weight_format.read(checkpoint, hints.config) if sidecar is None else sidecar.model
+        source_model = weight_format.read(checkpoint, hints.config) if sidecar is None else sidecar.model
     except VitrailError:
         raise
     except KeyError as error:
@@ -242,13 +242,38 @@ def _import_checkpoint(weight_format: WeightFormat, checkpoint: LibraryCheckpoin
             path=checkpoint.path,
             cause=f"looks like a model of {weight_format.name}, but cannot be read ({first_line(error)})",
         ) from None
-    config = inferred.config
+    config = source_model.config
     _check_hinted_config(hints.config, config)
     entries = list(weight_format.entries(config, checkpoint.tensors.keys()))
-    tensors = join_tensors(entries, checkpoint, inferred.left_out)
-    preprocess = _change_preprocess(inferred.preprocess, hints.preprocess)
-    preprocess_note = None if hints.preprocess else inferred.about_pixels
-    notes = drop_empty_notes([*checkpoint.notes, sidecar_note, *inferred.notes, preprocess_note])
+    tensors = join_tensors(entries, checkpoint, source_model.left_out)
+    preprocess = _change_preprocess(source_model.preprocess, hints.preprocess)
+    preprocess_note = None if hints.preprocess else source_model.about_pixels
+    notes = drop_empty_notes([*checkpoint.notes, sidecar_note, *source_model.notes, preprocess_note])
+    bundle = Bundle(
+        model=_build_with_weights(config, tensors),
+        preprocess=preprocess,
+        labels=hints.labels or source_model.labels,
+        provenance=_new_provenance(weight_format, checkpoint, config, notes) if sidecar is None else sidecar.provenance,
+        answer=source_model.answer,
+    )
+    # Opens the checkpoint in its own library, for the proof that both models give the same outputs.
+    open_peer = functools.partial(weight_format.open_source, config, checkpoint)
+    return ImportedWeights(
+        bundle,
+        weight_format.name,
+        len(checkpoint.tensors),
+        notes,
+        tuple(sorted(source_model.left_out)),
+        open_peer,
+        verifier=weight_format.verifier or weight_format.name,
+        is_restored=sidecar is not None,
+    )
+
+
+def _new_provenance(
+    weight_format: WeightFormat, checkpoint: LibraryCheckpoint, config: ModelConfig, notes: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return the provenance of a bundle from another library's checkpoint, without entries that do not apply."""
     provenance: dict[str, Any] = {"converted_from": weight_format.name}
     if checkpoint.licence is not None:
         provenance["licence"] = checkpoint.licence
@@ -256,26 +281,7 @@ def _import_checkpoint(weight_format: WeightFormat, checkpoint: LibraryCheckpoin
         provenance["objective"] = "features"
     if notes:
         provenance["assumed"] = list(notes)
-    if sidecar is not None:
-        provenance = sidecar.provenance
-    bundle = Bundle(
-        model=_build_with_weights(config, tensors),
-        preprocess=preprocess,
-        labels=hints.labels or inferred.labels,
-        provenance=provenance,
-        answer=inferred.answer,
-    )
-    open_peer = functools.partial(weight_format.open_source, config, checkpoint)
-    return ImportedWeights(
-        bundle,
-        weight_format.name,
-        len(checkpoint.tensors),
-        notes,
-        tuple(sorted(inferred.left_out)),
-        open_peer,
-        verifier=weight_format.verifier or weight_format.name,
-        is_restored=sidecar is not None,
-    )
+    return provenance
 
 
 def read_labels(path: Path) -> tuple[str, ...]:

@@ -146,5 +146,6 @@ def _check_extensions(folder: Path, extensions: object) -> None:
         category, _, name = extension.partition(".")
         if category not in registries or name not in registries[category]:
             raise MissingError(
-                f"{str(folder)!r} needs {extension!r} of {str(package)!r}, which is not installed. Install it first."
+                f"Bundle {str(folder)!r} needs the extension {extension!r} of package {str(package)!r}, which is not"
+                " installed. Install the package first."
             )

@@ -64,7 +64,10 @@ class BundleInfo:
         """Raise UsageError unless the model predicts exactly one class. `subject` is the feature that requires it."""
         self.check_classifies()
         if self.answer != SINGLE_LABEL:
-            raise UsageError(f"{subject} must have a bundle that predicts one class, got one with several labels.")
+            raise UsageError(
+                f"{subject} must be used with a bundle that predicts one class per image, got a bundle that predicts"
+                " several labels."
+            )
 
     def check_classifies(self) -> None:
         """Raise UsageError for a model that was not trained to classify."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Never
 
 from vitrail.bundles import bundle as bundles
-from vitrail.bundles.bundle import Bundle, timm_data_config
+from vitrail.bundles.bundle import Bundle
 from vitrail.bundles.catalogue import catalogue, suggest_published
 from vitrail.bundles.folder import EMBEDDED
 from vitrail.bundles.remote.registry import remote_prefix
@@ -80,7 +80,7 @@ def _change_pretrained(model: AnyModel, settings: dict[str, Any]) -> AnyModel:
 
     A new number of classes gives it a new head, and a new resolution resizes it. The model may be changed in place.
     """
-    changes, data_config = dict(settings), model.data_config
+    changes, preprocess = dict(settings), model.preprocess
     resolution, classes = changes.pop("resolution", None), changes.pop("classes", model.config.classes)
     if changes:
         try:
@@ -92,8 +92,8 @@ def _change_pretrained(model: AnyModel, settings: dict[str, Any]) -> AnyModel:
         model = model.resize(resolution)
     if classes != model.config.classes:
         model.reset_classifier(classes)
-    if data_config is not None and model.config.channels == data_config["input_size"][0]:
-        model.data_config = {**data_config, "input_size": (model.config.channels, *model.config.resolution)}
+    if preprocess is not None and model.config.channels == preprocess.channels:
+        model.preprocess = preprocess
     return model
 
 
@@ -196,6 +196,5 @@ def create(
     if pretrained:
         return _change_pretrained(load(_pretrained_source(name)).model, settings).train()
     model = build(zoo.find(name).replace(**settings))
-    if (preprocess := timm_preprocess(name, model.config)) is not None:
-        model.data_config = timm_data_config(preprocess)
+    model.preprocess = timm_preprocess(name, model.config)
     return model

@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from vitrail.bundles.folder import EMBEDDED, check_folder
+from vitrail.bundles.folder import DECISION_RULE_FILE, EMBEDDED, FILES, check_folder
 from vitrail.bundles.metadata import BundleInfo, read_bundle_info, validate_labels
 from vitrail.core.errors import UsageError, did_you_mean
-from vitrail.core.files import MANIFEST, atomic_folder, check_output, folder_lock, read_json, write_json
+from vitrail.core.files import MANIFEST, atomic_folder, check_output, folder_lock, write_json
 
 Names = Mapping[str, str] | Iterable[str]
 """New names of labels: a mapping, or texts OLD=NEW."""
@@ -35,8 +35,9 @@ def rename_labels(
     with folder_lock(Path(os.path.realpath(source)).parent):
         _rename(read_bundle_info(source, weights=False), names)  # raises errors before the weights are copied
         with atomic_folder(target, force=force or output is None) as folder:
-            for name in (MANIFEST, *read_json(source / MANIFEST)["files"]):
-                shutil.copyfile(source / name, folder / name)
+            for name in (MANIFEST, *FILES, DECISION_RULE_FILE):  # not those of the manifest, which may be a stranger's
+                if name != DECISION_RULE_FILE or (source / name).exists():
+                    shutil.copyfile(source / name, folder / name)
             info = read_bundle_info(folder)  # verifies the copy: a training run may have replaced the source meanwhile
             renamed, labels = _rename(info, names)
             write_json(folder / "labels.json", labels)

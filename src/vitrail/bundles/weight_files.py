@@ -128,6 +128,7 @@ def _read_shards(index: Path, notes: list[str]) -> dict[str, Tensor]:
 
 
 def _read_npz(file: Path, notes: list[str]) -> dict[str, Tensor]:
+    """Read the arrays of an npz file that are floating point, with a note in `notes` about all others."""
     # The extra bytes per number are for the model in float32 and for converting bfloat16.
     arrays = array_files.read_npz(file, _is_floating_point, extra_bytes=8)
     if left_out := [name for name, array in arrays.items() if array is None]:
@@ -171,7 +172,7 @@ def _read_pickle(file: Path, notes: list[str]) -> dict[str, Tensor]:
         raise CorruptFileError(path=file, cause=f"cannot be read ({first_line(error)})") from None
     with tempfile.TemporaryDirectory(prefix="vitrail-pickle-") as folder:
         plain = Path(folder) / "tensors.safetensors"
-        report = convert_pickle(Path(read_tensors.__file__), file, plain, plain="a plain state dict")
+        report = convert_pickle(Path(read_tensors.__file__), file, plain, expected="a plain state dict")
         if report["beside"]:
             notes.append(f"of its tables {report['taken']} is taken, not {', '.join(report['beside'])}")
         if report["others"]:

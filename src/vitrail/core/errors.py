@@ -82,9 +82,12 @@ class UnprovedError(VitrailError):
 
 def library_memory_error(error: Exception) -> VitrailError | None:
     """Return an error that explains that a shared library did not fit into memory, or None for any other error."""
-    text, is_import = str(error), isinstance(error, ImportError)
-    is_unmapped = "failed to map segment" in text or (is_import and "annot allocate memory" in text)
-    if not (is_import or isinstance(error, OSError)) or not is_unmapped or "permitted" in text:
+    text = str(error).lower()
+    is_out_of_memory = (isinstance(error, ImportError | OSError) and "failed to map segment" in text) or (
+        isinstance(error, ImportError) and "cannot allocate memory" in text
+    )
+    # A file system that forbids execution (noexec) gives the same text, followed by "Operation not permitted".
+    if not is_out_of_memory or "not permitted" in text:
         return None
     return VitrailError(
         f"Memory must be enough to load the libraries, got too little ({first_line(error)}). Close other programs, or"

@@ -5,22 +5,20 @@ the English templates of the message files and returns the Korean one with the s
 
     [no-such-bundle]
     en = "Bundle must be a folder that exists, got {path}."
-    ko = "번들은 있는 폴더여야 합니다(입력: {path})."
+    ko = "번들은 존재하는 폴더여야 합니다(입력: {path})."
 
 `{path}` stands for any text, `{count:number}` for a number. `{cause:phrases}` stands for a text that is translated
 itself, by `phrases.toml`; `{reason:phrases?}` for one that stays as it is if it has no translation. A value is as short
-as the text after it allows, but a quoted one is not cut. Messages are translated sentence by sentence; a template may
-have several sentences. A sentence without a template stays English.
+as the rest of the template allows; one in quotes is not cut. Messages are translated sentence by sentence; a template
+may have several sentences. A sentence without a template stays English.
 """
 
 import functools
 import re
-import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vitrail.core.errors import UsageError
 from vitrail.core.message_files import load_messages
 
 LANGUAGES = ("en", "ko")
@@ -31,43 +29,25 @@ FILES = {
     "phrases": ("messages/phrases.toml",),
     "headings": ("messages/headings.toml",),
     "cells": ("messages/cells.toml",),
+    "settings": ("messages/settings.toml",),
     "claims": ("lab/lab_report.toml", "lab/questions/*.toml"),
 }
 """The message files of each category of texts.
 
 `help` has texts of --help, `messages` sentences, `phrases` parts of sentences, `headings` names of columns and rows,
-`cells` values in tables, `claims` texts of the bias lab, which its report has in both languages.
+`cells` values in tables, `settings` meanings of recipes and their settings, `claims` texts of the bias lab, which its
+report has in both languages.
 """
 
 _MAX_LENGTH, _MAX_SENTENCES = 4000, 20  # of a message; a longer one, perhaps hostile, stays English
 _MAX_JOINED = 3  # sentences of a template
-_MAX_DEPTH = 6  # of texts in texts
+_MAX_DEPTH = 4  # of texts in texts
+_MAX_MATCHES = 4  # of a template and a text
 _SENTENCE_GAP = re.compile(r"(?<=[.?!])(\s+)")
 _NUMBER = re.compile(r"[\d,.]*\d(?:e[+-]\d+)?%?")
 _PLACEHOLDER = re.compile(r"\{(\w+)(?::(\w+)(\?)?)?\}")
 
 _language = "en"
-
-
-def find_language(environ: Mapping[str, str]) -> str:
-    """Return the language that the environment asks for: VITRAIL_LANG, otherwise the locale. The default is English.
-
-    Raise UsageError if VITRAIL_LANG is neither en nor ko. Korean needs streams that can encode it.
-    """
-    names = ("VITRAIL_LANG", "LC_ALL", "LC_MESSAGES", "LANG")
-    name, locale = next(((name, environ[name]) for name in names if environ.get(name)), ("", ""))
-    code = re.split(r"[_.@-]", locale.lower())[0]  # ko for ko_KR.UTF-8
-    if name == "VITRAIL_LANG" and code not in LANGUAGES:
-        raise UsageError(f"VITRAIL_LANG must be {' or '.join(LANGUAGES)}, got {locale!r}.")
-    return "ko" if code == "ko" and all(map(_can_encode_korean, (sys.stdout, sys.stderr))) else "en"
-
-
-def _can_encode_korean(stream: object) -> bool:
-    try:
-        "한국어".encode(getattr(stream, "encoding", None) or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 @contextmanager
@@ -107,8 +87,19 @@ class Template:
 
     def translate(self, text: str, depth: int = 0) -> str | None:
         """Return the translation of a text, or None if the text does not match the template."""
-        if (values := self._match(text)) is None:
-            return None
+        first_name, first_category, _ = self._fields[0]
+        least = 1  # characters of the first value
+        for _ in range(1 if first_category else _MAX_MATCHES):
+            if (values := self._match(text, least)) is None:
+                return None
+            if (translations := self._translate_values(values, depth)) is not None:
+                return _PLACEHOLDER.sub(lambda field: translations[field[1]], self.korean)
+            least = len(values[first_name]) + 1  # a path may contain the text that follows it
+        return None
+
+    def _translate_values(self, values: dict[str, str], depth: int) -> dict[str, str] | None:
+        """Return the values for the translation, or None if one is no number or has no translation."""
+        translations = dict(values)
         for name, category, optional in self._fields:
             if category == "number" and not _NUMBER.fullmatch(values[name]):
                 return None
@@ -116,16 +107,16 @@ class Template:
                 translation = translate(values[name], category, depth + 1)
                 if translation is None and not optional:
                     return None
-                values[name] = translation or values[name]
-        return _PLACEHOLDER.sub(lambda field: values[field[1]], self.korean)
+                translations[name] = translation or values[name]
+        return translations
 
-    def _match(self, text: str) -> dict[str, str] | None:
+    def _match(self, text: str, least: int) -> dict[str, str] | None:
         """Return the value of each placeholder, or None. The time is linear in the length of the text."""
         if not text.startswith(self._start) or not text.endswith(self._ends[-1]):
             return None
         values, position = {}, len(self._start)
         for index, ((name, _, _), end) in enumerate(zip(self._fields, self._ends, strict=True)):
-            first = position + 1  # a value has at least one character
+            first = position + (least if index == 0 else 1)
             if (quote := text[position : position + 1]) in ("'", '"') and not (first := text.find(quote, first) + 1):
                 return None
             is_last = index == len(self._ends) - 1

@@ -158,6 +158,7 @@ class Meter:
             self._width, self._next_update = 0, 0.0
 
     def _draw(self, parts: list[str]) -> None:
+        """Replace the line on the terminal. The last parts are left out if they do not fit."""
         columns = terminal_width(sys.stderr) - 1  # some terminals start a new line after the last column
         while len(parts) > 1 and display_width(", ".join(parts)) > columns:
             parts = parts[:-1]
@@ -169,6 +170,7 @@ class Meter:
         self._width = width
 
     def _write(self, text: str) -> None:
+        """Write text to stderr without delay."""
         messages = MessageStream(sys.stderr)
         messages.write(text)
         messages.flush()

@@ -143,10 +143,11 @@ class Dataset:
         """Build a data set of image files.
 
         `files` maps a split to pairs of a path and its class, or its tuple of labels. `labels` are all classes,
-        including classes without images.
+        including classes without images. `folders` has the folder of each class in each split, if there are such
+        folders. `root` is the folder of the image files.
         """
-        table = tuple(sorted(labels))
-        index_of = {label: index for index, label in enumerate(table)}
+        sorted_labels = tuple(sorted(labels))
+        index_of = {label: index for index, label in enumerate(sorted_labels)}
         splits = {
             split: Split(
                 split,
@@ -156,7 +157,7 @@ class Dataset:
             for split in (*SPLITS, "all")
             if split in files
         }
-        return cls(name, table, splits, folders or {}, root=root)
+        return cls(name, sorted_labels, splits, folders or {}, root=root)
 
     @property
     def is_multilabel(self) -> bool:

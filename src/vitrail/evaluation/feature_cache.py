@@ -59,6 +59,7 @@ class FeatureCache:
         return extract_features(bundle.model, bundle.preprocess, images, layer=layer, batch=batch, workers=workers)
 
     def _read(self, keys: list[bytes]) -> dict[bytes, np.ndarray]:
+        """Return the features that are in memory, and mark them as most recently used."""
         with self._lock:
             features = {key: self._entries[key] for key in keys if key in self._entries}
             for key in features:

@@ -78,9 +78,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return all scores of a bundle on data under a protocol, as `evaluate --json` prints them.
 
-    For the protocol classify, `request` selects the engine, and `outputs` writes the predictions. `settings` are those
-    of `read_examples` (layer, seed, cache) and of the function of the protocol. None is the default. Raises UsageError
-    for a setting that the protocol does not have.
+    Protocol classify scores the bundle's own predictions: `request` selects the engine, and `outputs` writes the
+    predictions. The other protocols score a classifier on its features: they ignore `outputs`, and their `settings` are
+    the arguments of `read_examples` (layer, seed, cache) and of `knn`, `probe` or `fewshot`. A setting that is None has
+    its default value. Raises UsageError for a setting that the protocol does not have, and for a `request` with another
+    protocol than classify.
     """
     settings = check_settings(protocol, settings)
     if protocol == "classify":
@@ -94,7 +96,7 @@ def evaluate(
             outputs.write(evaluation, scores, model=model, preprocess=engine.info.preprocess, workers=workers)
         return scores
     if request != DEFAULT_REQUEST:
-        raise UsageError(f"Engine and precision must come with protocol classify, got {protocol}.")
+        raise UsageError(f"Engine and precision must be used with protocol classify, got {protocol}.")
     feature_settings = {name: settings[name] for name in _FEATURE_SETTINGS if name in settings}
     examples = read_examples(bundle, data, split, workers=workers, device=device, **feature_settings)
     score = {"knn": knn, "probe": probe, "fewshot": fewshot}[protocol]
@@ -110,7 +112,9 @@ def check_settings(protocol: Protocol, settings: Mapping[str, Any]) -> dict[str,
     for name in settings:
         if name not in _SETTINGS[protocol] and (protocol == "classify" or name not in _FEATURE_SETTINGS):
             protocols = [key for key, names in _SETTINGS.items() if name in names] or [*_SETTINGS][1:]
-            raise UsageError(f"{sentence_case(name)} must come with protocol {' or '.join(protocols)}, got {protocol}.")
+            raise UsageError(
+                f"{sentence_case(name)} must be used with protocol {' or '.join(protocols)}, got {protocol}."
+            )
     return settings
 
 

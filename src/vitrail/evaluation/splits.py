@@ -34,7 +34,7 @@ def choose_split(dataset: Dataset, name: str | None, provenance: dict[str, Any])
     if name == HELD_OUT:
         if not was_trained_on(dataset, provenance) or (divided := training_and_held_out(dataset, provenance)) is None:
             raise UsageError(
-                f"Split held-out must come with the data that the bundle's training held images out of, got"
+                f"Split held-out must be used with the data that the bundle's training held images out of, got"
                 f" {dataset.name!r}. Use one of {', '.join(dataset.splits)}."
             )
         return EvaluationSplit(divided[1])

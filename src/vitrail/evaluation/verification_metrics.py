@@ -159,11 +159,16 @@ def score_listed_pairs(vectors_ND: np.ndarray, first: np.ndarray, second: np.nda
 
 
 def verify_pairs(
-    blocks: PairBlocks, people: np.ndarray, *, seed: int = 0, also: Sequence[float] = (), intervals: bool = True
+    blocks: PairBlocks,
+    people: np.ndarray,
+    *,
+    seed: int = 0,
+    extra_thresholds: Sequence[float] = (),
+    intervals: bool = True,
 ) -> Verification:
     """Compute the error rates of pairs of images. `people` (N) holds the person of each image, counted from 0.
 
-    The thresholds of the curve are the scores of genuine pairs and the numbers in `also`.
+    The thresholds of the curve are the scores of genuine pairs and `extra_thresholds`.
 
     Intervals come from resampling people instead of pairs, because pairs of one person are similar. A person who is
     drawn twice counts twice in genuine pairs. An impostor pair counts as often as the product of both people's counts.
@@ -175,7 +180,7 @@ def verify_pairs(
     genuine, lowest_genuine = _collect_genuine(blocks, people)
     if not len(genuine.scores):
         raise UsageError("Data must have a person with two images, got one image of each person.")
-    thresholds = np.union1d(genuine.scores, np.asarray(also, np.float32)).astype(np.float32)
+    thresholds = np.union1d(genuine.scores, np.asarray(extra_thresholds, np.float32)).astype(np.float32)
     person_count = int(people.max()) + 1
     has_intervals = intervals and person_count >= MIN_PEOPLE
     units = _ResamplingUnits.assign(person_count, len(thresholds), seed) if has_intervals else _NO_UNITS
@@ -235,6 +240,7 @@ class _ImpostorCounts(NamedTuple):
 def _count_impostors(
     blocks: PairBlocks, people: np.ndarray, thresholds: np.ndarray, units: _ResamplingUnits
 ) -> _ImpostorCounts:
+    """Count the impostor pairs that pass each threshold, by block, because all pairs would not fit into memory."""
     width = len(units.threshold_indices) + 1
     counts, table = np.zeros(len(thresholds) + 1, np.int64), np.zeros(units.count**2 * width, np.int64)
     histogram, worst = np.zeros(len(BINS) - 1, np.int64), _EMPTY_BLOCK
@@ -387,23 +393,27 @@ def verify_groups(
 
     Only pairs within a group count. `group_of` holds the group of each person, or None.
     """
-    thresholds = [total.curve.at_far(far).threshold for far in FARS if total.curve.supports(far)]
+    threshold_at = {far: total.curve.at_far(far).threshold for far in FARS if total.curve.supports(far)}
     rows: list[dict[str, Any]] = []
     for group in sorted({name for name in group_of if name is not None}):
         inside = np.array([name == group for name in group_of])[people]
         members = np.unique(people[inside])
         row: dict[str, Any] = {"group": group, "people": len(members), "images": int(inside.sum())}
         try:
-            # Number the members from 0. Other people get an arbitrary number, as their pairs are left out.
+            # Number the members from 0. Other people get an arbitrary number, as their pairs are left out. Without the
+            # last member in the search, every number is below len(members).
             member_of = np.searchsorted(members[:-1], people)
             verification = verify_pairs(
-                lambda inside=inside: _pairs_within(blocks, inside), member_of, seed=seed, also=thresholds
+                lambda inside=inside: _pairs_within(blocks, inside),
+                member_of,
+                seed=seed,
+                extra_thresholds=[*threshold_at.values()],
             )
         except UsageError:  # one person, or one image of each
             rows.append(row | {"genuine": 0, "impostor": 0, "eer": None, "eer_interval": None, "at": []})
             continue
         report, rates_at = verification.report(), []
-        for far, threshold in zip(FARS, thresholds, strict=False):
+        for far, threshold in threshold_at.items():
             index = int(np.flatnonzero(verification.curve.thresholds == np.float32(threshold))[0])
             rates = {"tar": float(verification.curve.tar[index]), "group_far": float(verification.curve.far[index])}
             rates_at.append({"far": far, "threshold": _finite_or_none(threshold), **rates})

@@ -120,6 +120,7 @@ def _parse_json_landmarks(text: str, path: str | Path) -> Iterable[tuple[str, An
 
 
 def _parse_csv_landmarks(text: str, path: str | Path) -> Iterable[tuple[str, Any]]:
+    """Return the name of each file with its ten coordinates as text. Raise CorruptFileError for another header."""
     rows = [row for row in csv.reader(io.StringIO(text)) if row]
     header = ["file", *(f"{axis}{number}" for number in range(1, 6) for axis in "xy")]
     if not rows or [cell.strip() for cell in rows[0]] != header:

@@ -139,7 +139,7 @@ def _group_section(rows: Sequence[dict[str, Any]]) -> str:
         rates = (cell for far in fars for cell in rates_at.get(far, ("-", "-")))
         cells.append([row["group"], f"{row['people']:,}", *rates])
     chart = figure(t("groups-title"), t("groups-note"), interval_chart(intervals, t("eer-axis", "tspan")))
-    return f'<div class="panes">{chart}{table(heads, cells, frozenset(range(1, len(heads))))}</div>'
+    return f'<div class="panes">{chart}{table(heads, cells, numeric=frozenset(range(1, len(heads))))}</div>'
 
 
 def _worst_pairs(evaluation: FaceEvaluation, *, shows_images: bool) -> str:
@@ -152,7 +152,7 @@ def _worst_pairs(evaluation: FaceEvaluation, *, shows_images: bool) -> str:
         names = faces.names
         if thumbnail is None:
             cells = [(names[first], names[second], score) for first, second, score in rows]
-            parts.append(Html(table([t("one"), t("other"), t("score")], cells, frozenset({2}))))
+            parts.append(Html(table([t("one"), t("other"), t("score")], cells, numeric=frozenset({2}))))
             continue
         tiles = "".join(
             f'<figure><div class="side">{thumbnail(first, names[first])}{thumbnail(second, names[second])}</div>'

@@ -61,7 +61,7 @@ def train_faces(
     if source is None:
         recipe = recipe.replace(head="zero")  # random weights have no features to whiten
     dataset, held_out, notes = split_people(
-        data, people=people, test=test, validation=recipe.holdout, seed=options.seed
+        data, people=people, test_share=test, validation_share=recipe.holdout, seed=options.seed
     )
     if landmarks is None:
         notes.append("faces are not aligned, because no landmarks are given")

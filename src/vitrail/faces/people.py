@@ -77,25 +77,27 @@ def select_people(dataset: Dataset, split: Split, names: list[str]) -> Split:
 
 
 def split_people(
-    data: AnyData, *, people: str | Path | None, test: float, validation: float, seed: int
+    data: AnyData, *, people: str | Path | None, test_share: float, validation_share: float, seed: int
 ) -> tuple[Dataset, list[str], list[str]]:
     """Split DATA by person. Return the data set with train, val and test, the names of the people in val, and notes.
 
     The people in the file `people` are used for training and all others for the test. Without a file, the people of the
-    test are drawn at random, a share `test`. A share `validation` of the people for training is held out to select
-    weights and settings. The labels of the data set are the people of train; the labels of val and test continue the
-    count.
+    test are drawn at random, a share `test_share`. Of the people for training, a share `validation_share` is held out
+    to select weights and settings: these people are split val. Names that are equal in Unicode's NFC are one person.
+
+    The labels of the data set are the people of train, from 0. The people of val have the next numbers, and those of
+    test the numbers after these, so that each number is one person.
     """
-    Bounds(0, 0.9).check("test", test)
-    Bounds(0, 0.9).check("validation", validation)
+    Bounds(0, 0.9).check("test", test_share)
+    Bounds(0, 0.9).check("validation", validation_share)
     dataset, images = merge_spellings(*open_people(data))
     present = [dataset.labels[index] for index in np.unique(images.labels)]
     if people is not None:
         trained = read_people(people, dataset.labels)
         tested = sorted(set(present) - set(trained))
     else:
-        tested, trained = _draw_people(present, test, seed, stream="people of the test")
-    held_out, trained = _draw_people(trained, validation, seed, stream="people held out")
+        tested, trained = _draw_people(present, test_share, seed, stream="people of the test")
+    held_out, trained = _draw_people(trained, validation_share, seed, stream="people held out")
     for use, names in (("for training", trained), ("held out", held_out), ("for the test", tested)):
         if (names and len(names) < _MIN_PEOPLE) or (use == "for training" and not names):
             raise UsageError(f"People {use} must be at least {_MIN_PEOPLE}, got {len(names)} of {len(present)}.")

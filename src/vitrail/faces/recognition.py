@@ -94,7 +94,7 @@ def evaluate(
     group_of = None if groups is None else _read_groups(groups, faces.people)
     if pairs is not None:
         if isinstance(faces.images, np.ndarray):
-            raise UsageError(f"Pairs must come with data in files, got {data!r}.")
+            raise UsageError(f"Pairs must be used with data in files, got {data!r}.")
         files = {name: [] for name in faces.people}
         for name, person in zip(faces.names, faces.person_of, strict=True):
             files[faces.people[person]].append(name)

@@ -65,6 +65,7 @@ def clopper_pearson(errors: int, trials: int, level: float = 0.05) -> tuple[floa
     """Return the exact (Clopper-Pearson) confidence interval of a proportion, with coverage of at least 1 - `level`."""
 
     def quantile(share: float, a: float, b: float) -> float:
+        """Return the quantile of the beta distribution, by bisection."""
         low, high = 0.0, 1.0
         for _ in range(60):
             middle = (low + high) / 2

@@ -92,7 +92,11 @@ _USED: set[EngineChoice] = set()
 
 
 def first_call_alone(choice: EngineChoice, run: Run) -> Run:
-    """Wrap the function of an engine: its first call in this process runs alone, while other threads wait."""
+    """Wrap the function of an engine so that its first call in this process runs alone.
+
+    Until that call returns, other threads that open an engine or call one for the first time wait for `FIRST_USE`:
+    libraries that initialise themselves at the same time can deadlock.
+    """
 
     def run_alone_once(pixels_BHWC: np.ndarray) -> EngineOutputs:
         if choice in _USED:

@@ -84,6 +84,7 @@ def _is_large(source: ExportSource) -> bool:
 
 
 def _fix_batch(path: Path, batch: int) -> None:
+    """Replace the free batch dimension of all inputs and outputs in an ONNX file by a fixed size."""
     onnx = import_engine_package("onnx", "onnx")
     model = onnx.load(path, load_external_data=False)
     for port in (*model.graph.input, *model.graph.output):

@@ -56,8 +56,8 @@ def _time_rounds(engines: dict[EngineChoice, Engine], workload: Workload) -> dic
             choice: stack.enter_context(engine.running(workload.threads, workload.callers))
             for choice, engine in engines.items()
         }
-        single = {choice: _time_image(run, pixels[:1], 1) for choice, run in runs.items()}
-        candidates = [choice for choice in runs if single[choice] <= _MAX_SLOWDOWN * min(single.values())]
+        image_seconds = {choice: _time_image(run, pixels[:1], 1) for choice, run in runs.items()}
+        candidates = [choice for choice in runs if image_seconds[choice] <= _MAX_SLOWDOWN * min(image_seconds.values())]
         rounds: dict[EngineChoice, list[float]] = {choice: [] for choice in candidates}
         start = time.perf_counter()
         for number in range(1 + _MAX_ROUNDS):
@@ -65,7 +65,7 @@ def _time_rounds(engines: dict[EngineChoice, Engine], workload: Workload) -> dic
                 rounds[choice].append(_time_image(runs[choice], pixels, workload.callers))
             if number and time.perf_counter() - start > _MAX_SECONDS * len(candidates):
                 break
-    return single | {choice: min(values[1:]) for choice, values in rounds.items()}
+    return image_seconds | {choice: min(values[1:]) for choice, values in rounds.items()}
 
 
 def _time_image(run: Run, pixels: np.ndarray, callers: int) -> float:

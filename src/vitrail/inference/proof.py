@@ -80,7 +80,7 @@ def run_engine(engine: Engine, pixels: np.ndarray, batch: int | None = None) -> 
 def _split_batches(pixels: np.ndarray, batch: int | None) -> Iterator[np.ndarray]:
     """Yield batches of images: of size `batch`, otherwise of 1, 2, 3, 7 and then 8 images."""
     first_sizes = (1, 2, 3, 7) if batch is None else ()
-    for start, size in zip(np.cumsum((0, *first_sizes)), first_sizes, strict=False):
+    for start, size in zip(np.cumsum((0, *first_sizes)), first_sizes, strict=False):  # the last sum is only an end
         if start < len(pixels):
             yield pixels[start : start + size]
     step = batch or 8

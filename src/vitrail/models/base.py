@@ -310,8 +310,8 @@ class Model(TimmInterface, nn.Module, Generic[Config]):
         patches_BND = output[:, self.config.prefix :]
         if patches_BND.shape[1] != grid[0] * grid[1]:
             raise UsageError(
-                f"Feature maps must have all {grid[0] * grid[1]} patches, got {patches_BND.shape[1]} because training"
-                " drops tokens. Call model.eval() first."
+                f"Feature maps must have all {grid[0] * grid[1]} patches, got {patches_BND.shape[1]} because this"
+                " model drops tokens in training mode. Call model.eval() first."
             )
         return self.in_raster_order(patches_BND).transpose(1, 2).unflatten(2, grid)
 

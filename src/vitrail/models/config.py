@@ -340,6 +340,7 @@ class PatchedConfig(ModelConfig):
         return self.patches * self.canvas[0] * self.patch[0] * self.patch[1] * self.width
 
     def _check_grid(self) -> None:
+        """Raise UsageError unless whole patches cover the padded image and each patch contains pixels of the image."""
         # Also a limit: without this check, a small configuration could have millions of patches.
         if any(pad >= patch for pad, patch in zip(self.padding, self.patch, strict=True)):
             raise UsageError(

@@ -146,6 +146,7 @@ def _parse_layer(node: ast.expr, width: int, classes: int) -> HeadLayer:
 
 
 def _parse_arguments(node: ast.Call, name: str, classes: int) -> dict[str, Value]:
+    """Return all arguments of a layer, with defaults. Raises UsageError for one that the layer does not have."""
     layer_type = LAYER_TYPES[name]
     stated = {keyword.arg or "**": keyword.value for keyword in node.keywords}
     if node.args and layer_type.positional and len(node.args) == 1:
@@ -163,6 +164,7 @@ def _parse_arguments(node: ast.Call, name: str, classes: int) -> dict[str, Value
 
 
 def _parse_value(name: str, argument: str, node: ast.expr, default: Value, classes: int) -> Value:
+    """Return the value of an argument. Its default determines the allowed type."""
     if argument == "out_features" and isinstance(node, ast.Name) and node.id == "classes":
         return classes
     value = node.value if isinstance(node, ast.Constant) else ...

@@ -100,6 +100,7 @@ def _output_width(module: nn.Module, width: int) -> int | None:
 
 
 def _describe_layer(module: nn.Module, last: nn.Linear) -> str:
+    """Write a module as text. The outputs of `last`, the last layer, are written as `classes`."""
     if isinstance(module, nn.Sequential):
         return f"Sequential({', '.join(_describe_layer(child, last) for child in module)})"
     name = type(module).__name__

@@ -15,6 +15,10 @@ from torch import Tensor, nn
 from vitrail.core.settings import Pair
 from vitrail.models.activations import Activations
 from vitrail.models.device import evaluating
+from vitrail.models.sparse_attention import SparsePattern, attend
+
+Bias = Tensor | SparsePattern | None
+"""What changes attention logits: numbers to add, a boolean mask, or the pairs of tokens to compute."""
 
 
 def patchify(images_BCHW: Tensor, patch: Pair) -> Tensor:
@@ -90,15 +94,17 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width, bias=proj_bias)
 
     def forward(
-        self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None, queries: int | None = None
+        self, x_BND: Tensor, rope: Tensor | None = None, bias: Bias = None, queries: int | None = None
     ) -> Tensor:
-        """Return MSA (B, Q, D). `rope` rotates queries and keys by their position; `bias` is added to the logits (or
-        masks them, if boolean). With `queries`, only the first `queries` tokens are queries; all tokens are keys and
-        values."""
+        """Return MSA (B, Q, D). `rope` rotates queries and keys by their position; `bias` is added to the logits,
+        masks them (if boolean) or says which ones to compute. With `queries`, only the first `queries` tokens are
+        queries; all tokens are keys and values."""
         q_BHQK, k_BHNK, v_BHNK = self.qkv_heads(x_BND, rope, queries)
-        if bias is not None and queries is not None:
+        if isinstance(bias, Tensor) and queries is not None:
             bias = bias[..., :queries, :]
-        if (
+        if isinstance(bias, SparsePattern):
+            y_BHQK = attend(q_BHQK, k_BHNK, v_BHNK, bias, self.scale)
+        elif (
             self.training
             and q_BHQK.requires_grad
             and q_BHQK.device.type == "cpu"
@@ -180,7 +186,7 @@ class SeparateAttention(nn.Module):
         self.q, self.k, self.v = map(_frozen_linear, weights, biases, (scale, 1, 1))
 
     def forward(
-        self, x_BND: Tensor, rope: Tensor | None = None, bias: Tensor | None = None, queries: int | None = None
+        self, x_BND: Tensor, rope: Tensor | None = None, bias: Bias = None, queries: int | None = None
     ) -> Tensor:
         """Return MSA (B, Q, D); arguments as in `Attention.forward`."""
         q_BHQK, k_BHNK, v_BHNK = (
@@ -189,9 +195,11 @@ class SeparateAttention(nn.Module):
         )
         if rope is not None:
             q_BHQK, k_BHNK = rotate(q_BHQK, rope[:, :queries]), rotate(k_BHNK, rope)
-        if bias is not None and queries is not None:
-            bias = bias[..., :queries, :]
-        y_BHQK = attention_weights(q_BHQK, k_BHNK, bias, scale=1) @ v_BHNK
+        if isinstance(bias, SparsePattern):
+            y_BHQK = attend(q_BHQK, k_BHNK, v_BHNK, bias, scale=1, fused=False)
+        else:
+            rows = bias[..., :queries, :] if bias is not None and queries is not None else bias
+            y_BHQK = attention_weights(q_BHQK, k_BHNK, rows, scale=1) @ v_BHNK
         return self.proj(y_BHQK.transpose(1, 2).flatten(2))
 
     def cls_attention(self, x_BND: Tensor) -> Tensor:

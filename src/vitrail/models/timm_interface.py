@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from vitrail.core.errors import UsageError
+from vitrail.core.settings import check_integer
 from vitrail.models.activations import resolve_indices
 
 if TYPE_CHECKING:
+    from vitrail.data.preprocess import Preprocess
     from vitrail.models.base import AnyModel
 
 Groups = dict[str, str | list[tuple[str, tuple[int, ...] | None]]]
@@ -17,11 +19,23 @@ Groups = dict[str, str | list[tuple[str, tuple[int, ...] | None]]]
 _WITH_LAST_BLOCK = (99999,)
 
 
+def timm_data_config(preprocess: "Preprocess") -> dict[str, Any]:
+    """Return a preprocessing under the names of timm's `pretrained_cfg`."""
+    return {
+        "input_size": (preprocess.channels, *preprocess.resolution),
+        "interpolation": preprocess.interpolation,
+        "crop_pct": preprocess.crop_fraction,
+        "crop_mode": {"shorter": "center", "squash": "squash", "pad": "border"}[preprocess.resize],
+        "mean": preprocess.mean,
+        "std": preprocess.std,
+    }
+
+
 class TimmInterface:
     """timm's names for what `Model` has: features, head, groups of parameters and settings of the data."""
 
-    data_config: dict[str, Any] | None = None
-    """Preprocessing under timm's names, which a bundle gives its model; None for a model without a bundle."""
+    preprocess: "Preprocess | None" = None
+    """Preprocessing of the bundle that the model comes from, for `default_cfg`; the model does not apply it."""
 
     @property
     def num_classes(self: "AnyModel") -> int:
@@ -44,7 +58,8 @@ class TimmInterface:
         """
         c = self.config
         names = {"num_classes": c.classes, "classifier": "head", "first_conv": self.projection or None}
-        return {"input_size": (c.channels, *c.resolution), **names, **(self.data_config or {})}
+        data = {} if self.preprocess is None else timm_data_config(self.preprocess)
+        return {**data, "input_size": (c.channels, *c.resolution), **names}
 
     pretrained_cfg = default_cfg
 
@@ -79,9 +94,10 @@ class TimmInterface:
         if output_fmt not in ("NCHW", "NLC"):
             raise UsageError(f"Output format must be NCHW or NLC, got {output_fmt!r}.")
         depth = self.config.depth
-        count = depth if indices is None else indices
-        numbers = range(depth - count, depth) if isinstance(count, int) else count
-        layers = sorted(set(resolve_indices("Layer", numbers, depth)))
+        if indices is None or isinstance(indices, int):
+            count = depth if indices is None else check_integer("indices", indices, low=1, high=depth)
+            indices = list(range(depth - count, depth))
+        layers = sorted(set(resolve_indices("Layer", indices, depth)))
         last = max(layers, default=depth - 1) if stop_early else depth - 1
         *outputs, final = self._layer_outputs(images, [*layers, last], normalise=False)
         if norm:

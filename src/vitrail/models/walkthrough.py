@@ -32,7 +32,7 @@ class WalkthroughStep(NamedTuple):
     values: Tensor
     """Values (N, D) of the positions of `grid`, row by row, or (D) of the complete image. May be empty."""
     sentence: str
-    """Name of the message of the step."""
+    """Name of the message of the step in `Walkthrough.messages`."""
     grid: Pair | None = None
     """Rows and columns of the positions."""
     shape: tuple[int, ...] = ()

@@ -163,7 +163,7 @@ def _colour(line: Line) -> str:
 
 
 def _curve(frame: _Frame, line: Line, points: Sequence[Point]) -> list[str]:
-    """Return a line and its vertical bars."""
+    """Return a line and its vertical bars. A line without intervals has no bars."""
     parts = []
     if line.joined:
         dashes = _DASHES[line.colour // 8 % len(_DASHES)]

@@ -146,8 +146,8 @@ class ContactSheet:
         members_by_group = [(f"answer-{number}", label, members) for number, (label, members) in enumerate(by_label, 1)]
         if unread:
             members_by_group.append(("unread", t("unread"), order[:unread]))
-        choices = [(label, label) for label in self._classes]
-        controls = CorrectionControls(choices=choices, key=self._digest.hexdigest()[:16])
+        selectable_labels = [(label, label) for label in self._classes]
+        controls = CorrectionControls(selectable_labels=selectable_labels, key=self._digest.hexdigest()[:16])
         preview_count = min(_MAX_PREVIEWS // max(len(members_by_group), 1), _PREVIEWS_PER_GROUP)
         previews: list[tuple[ImageGroup, list[Html]]] = []
         for stem, title, members in members_by_group:

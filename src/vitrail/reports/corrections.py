@@ -44,10 +44,10 @@ class Correctable:
 class CorrectionControls:
     """The controls of the pages of one command."""
 
-    choices: Sequence[tuple[str, str]]
+    selectable_labels: Sequence[tuple[str, str]]
     """Labels to choose from, each with the text that the page shows."""
     key: str
-    """Key under which the browser stores the choices, so that all pages of a folder share them."""
+    """Key under which the browser stores the corrections, so that all pages of a folder share them."""
     previous: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Corrections that were applied before. They are saved, too, so that one file has all corrections."""
 
@@ -59,11 +59,14 @@ class CorrectionControls:
 
     @property
     def bar(self) -> Html:
-        """The number of choices and the button that saves them, which are always in view; templates of the controls."""
+        """A bar that is always in view, with the number of corrections and the buttons to save and to clear them.
+
+        It is followed by the templates from which the script makes the controls of each image.
+        """
         options = [
-            _fixed_option("no-change", "none"),
-            _fixed_option("leave-out", "out"),
-            *(f'<option value="{_attribute(label)}">{escape(text)}</option>' for label, text in self.choices),
+            _fixed_option("no-change", choice="none"),
+            _fixed_option("leave-out", choice="out"),
+            *(f'<option value="{_attribute(label)}">{escape(text)}</option>' for label, text in self.selectable_labels),
         ]
         previous = _attribute(json.dumps({escape_surrogates(name): label for name, label in self.previous.items()}))
         question = f'data-en="{_message("really-clear", "en")}" data-ko="{_message("really-clear", "ko")}"'
@@ -94,7 +97,8 @@ def storage_key(texts: Iterable[str]) -> str:
     return hashlib.sha256(escape_surrogates("\0".join(texts)).encode()).hexdigest()[:16]
 
 
-def _fixed_option(message: str, choice: str) -> str:
+def _fixed_option(message: str, *, choice: str) -> str:
+    """Return an option that is not a label. The script reads `choice` and fills in the text in the page's language."""
     texts = " ".join(f'data-{language}="{_message(message, language)}"' for language in ("en", "ko"))
     return f'<option value="" data-choice="{choice}" {texts}></option>'
 

@@ -164,6 +164,7 @@ def write_mistakes(
     is_doubtful = find_doubtful_labels(probabilities, labels)
 
     def evaluated_images(rows: np.ndarray) -> list[EvaluatedImage]:
+        """Return the images with these row indices of the predictions, with all that their tiles show."""
         return [
             EvaluatedImage(
                 index=int(predictions.indices[row]),
@@ -180,6 +181,7 @@ def write_mistakes(
         ]
 
     def thumbnails(images: Sequence[EvaluatedImage]) -> Iterator[str]:
+        """Yield the thumbnails of images in their order, made by threads."""
         jobs = (partial(_thumbnail, preprocess, split.images[image.index]) for image in images)
         return prefetch(jobs, workers, ahead=8 * max(workers, 1))
 
@@ -213,14 +215,14 @@ def _correctable(evaluation: SplitEvaluation, index: int, predicted: int) -> Cor
 
 
 def _correction_controls(evaluation: SplitEvaluation, texts: Iterable[str]) -> CorrectionControls:
-    """Return the controls of pages with these texts. The choices are the classes of the data."""
-    choices = []
+    """Return the controls of pages with these texts. The labels to choose from are the classes of the data."""
+    selectable_labels = []
     for label, class_index in zip(evaluation.dataset.labels, evaluation.class_indices, strict=True):
         name = evaluation.names[class_index]
-        choices.append((label, label if label == name else f"{name} ({label})"))
+        selectable_labels.append((label, label if label == name else f"{name} ({label})"))
     corrections = evaluation.dataset.corrections
     previous = {} if corrections is None else corrections.rows
-    return CorrectionControls(choices=choices, key=storage_key(texts), previous=previous)
+    return CorrectionControls(selectable_labels=selectable_labels, key=storage_key(texts), previous=previous)
 
 
 def _thumbnail(preprocess: Preprocess, image: str | np.ndarray) -> str:
@@ -253,4 +255,4 @@ def _confusion_table(scores: dict[str, Any], names: Sequence[str]) -> Html:
         if (count := confusion[truth, predicted])
     ]
     headers = [t(name) for name in ("is", "prediction", "times", "of-class")]
-    return Html(f"<h2>{t('confused')}</h2>{table(headers, rows, frozenset({2, 3}))}")
+    return Html(f"<h2>{t('confused')}</h2>{table(headers, rows, numeric=frozenset({2, 3}))}")

@@ -50,7 +50,7 @@ def _score_section(comparison: RunComparison) -> str:
         name_cell = Html(f'<span>{escape(name)}<br><small class="quiet">{escape(about)}</small></span>')
         rows.append((name_cell, accuracy, interval, images, steps, time))
     headers = [t(key) for key in ("run", "accuracy", "interval", "images", "steps", "time")]
-    scores = table(headers, rows, frozenset({1, 2, 3, 4, 5}), stacks=True)
+    scores = table(headers, rows, numeric=frozenset({1, 2, 3, 4, 5}), stacks=True)
     caveat = t("different-images", "p", groups="; ".join(comparison.groups)) if len(comparison.groups) > 1 else ""
     return f"<h2>{t('scores')}</h2>{caveat}{scores}"
 
@@ -72,7 +72,7 @@ def _pair_section(comparison: RunComparison) -> str:
     ]
     headers = [t(key) for key in ("one", "other", "verdict", "only", "images", "chance")]
     about = f"{t('about-pairs', 'p')}{t('about-seeds', 'p')}"
-    tests = table(headers, rows, frozenset({3, 4, 5}), stacks=True)
+    tests = table(headers, rows, numeric=frozenset({3, 4, 5}), stacks=True)
     return f"<h2>{t('pairs')}</h2>{about}{tests}{_missing_prediction_notes(comparison)}"
 
 
@@ -98,6 +98,7 @@ def _figure_section(comparison: RunComparison) -> str:
     colours = family_colours([run.family for run in comparison.runs])
 
     def curve_chart(kind: str, key: str, axis: str, factor: float) -> str | None:
+        """Return the curves of the runs that recorded `key` in events `kind`; None if none did."""
         curves = [
             training_curve(run.events, kind, key, name, colour, factor=factor)
             for run, name, colour in zip(comparison.runs, comparison.names, colours, strict=True)

@@ -67,6 +67,7 @@ def finetune(
     check_head(loaded.model)
 
     def initialise(context: RunContext) -> StartingPoint:
+        """Return the bundle's model with a new head, fitted to its frozen features if the recipe says so."""
         channels = count_channels(context.dataset.first_split)
         model, preprocess, notes = adapt_bundle(loaded, context.dataset.labels, channels, recipe, resolution)
         probe, damaged = None, {}

@@ -246,7 +246,7 @@ class Trainer:
                         return
 
     def _record_step(self, batch: Batch, step: StepResult, log: RunLog) -> None:
-        """Count the step and store its loss. A step that was not finite is logged and raises if the recipe says so."""
+        """Count the step and store its loss. Log a step that was not finite; raise if `on_nonfinite` is "stop"."""
         self.recent_losses.append(step.loss if step.is_finite else math.nan)
         if not step.is_finite:
             self.skipped_steps += 1
@@ -255,7 +255,7 @@ class Trainer:
         log.step(self.step)
 
     def _handle_nonfinite(self, batch: Batch, log: RunLog) -> None:
-        """Log the samples of all ranks in this step, and raise an error if the recipe says so."""
+        """Log the samples of all ranks in this step, and raise VitrailError if `on_nonfinite` is "stop"."""
         epoch, offset = divmod(self.step, self.loader.steps)
         samples = self.loader.order(epoch)[offset * self.loader.batch :][: batch.global_size].tolist()
         log.write("nonfinite", step=self.step, samples=samples, policy=self.recipe.on_nonfinite)

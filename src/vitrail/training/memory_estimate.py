@@ -63,6 +63,7 @@ class _LiveBytes(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
+        """Count a new storage until it is freed. Raise `_MemoryExceeded` above the limit."""
         if storage in self._counted:
             return
         size = storage.nbytes()
@@ -117,7 +118,8 @@ def explain_shortage(trainer: Trainer) -> Generator[None]:
         raise OutOfMemoryError(
             f"Memory ran out in a step of {images:,} images at a time: {describe_allocation_failure(error)}."
             f" Start a new run with --batch {max(trainer.recipe.batch // 2, 1)}, --set"
-            f" accumulate={2 * trainer.recipe.accumulate} or --set activation_checkpointing=true."
+            f" accumulate={2 * trainer.recipe.accumulate} or --set activation_checkpointing=true, or with several of"
+            " them."
         ) from None
 
 

@@ -38,6 +38,7 @@ class MetricsLog(Observer):
                 self._tell(f"warning: metrics.jsonl cannot be written ({error.strerror}). Training continues.")
 
     def _append(self, line: bytes) -> None:
+        """Write a line. A disk that takes only a part of it raises OSError."""
         if self._file.write(line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

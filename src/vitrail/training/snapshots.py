@@ -19,6 +19,7 @@ class Snapshots(Observer):
         self._steps = frozenset({0, *log_spaced.tolist()})
 
     def step(self, number: int) -> None:
+        """Save the kept model as a bundle if this step is one of those chosen at the start."""
         if number not in self._steps:
             return
         trainer = self._trainer

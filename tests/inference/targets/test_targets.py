@@ -168,7 +168,7 @@ def test_program_rejects_more_than_8_bits_in_one_line(dtype, tmp_path):
     Image.fromarray(np.full((31, 43), 999, dtype)).save(tmp_path / "image.tiff")
     scope = {"Image": Image, "ImageOps": ImageOps}
     scope["sys"] = SimpleNamespace(argv=["", tmp_path / "image.tiff"], exit=sys.exit)
-    with pytest.raises(SystemExit, match=r"Image must have 8 bits per channel\. Convert it first\.$"):
+    with pytest.raises(SystemExit, match=r"Image must have 8 bits per channel\. Save it as 8-bit PNG first\.$"):
         exec("\n".join(preprocessing_lines(vitrail.Preprocess())), scope)
 
 

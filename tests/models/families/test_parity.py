@@ -21,7 +21,7 @@ slow = pytest.mark.slow
         ("ViT-Ti/16", {}, torchvision_vit),
         pytest.param("ViT-B/32", {}, timm_vit, marks=slow),
         pytest.param("ViT-B/32", {}, huggingface_vit, marks=slow),
-        ("ViT-B/32", {}, torchvision_vit),
+        pytest.param("ViT-B/32", {}, torchvision_vit, marks=slow),
         pytest.param("ViT-B/16", {"resolution": 384}, timm_vit, marks=slow),
         pytest.param("ViT-B/16", {"resolution": 384}, huggingface_vit, marks=slow),
         pytest.param("ViT-B/16", {"resolution": 384}, torchvision_vit, marks=slow),

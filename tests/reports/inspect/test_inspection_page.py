@@ -193,7 +193,7 @@ def test_number_of_images_is_limited():
     with torch.device("meta"):
         model = vitrail.create("ViT-L/16", resolution=384)
     large = vitrail.Bundle(model=model, preprocess=Preprocess(resolution=(384, 384)))
-    with pytest.raises(UsageError, match=r"got 20 .* would need 10 GB"):
+    with pytest.raises(UsageError, match=r"got 20 .* need 10 GB"):
         compute_panels(large, clothes(20))
 
 

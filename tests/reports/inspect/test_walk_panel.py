@@ -33,6 +33,7 @@ VARIANTS = [
     ("ViT-Nano/7", {"norm_order": "post", "pool": "map", "registers": 1, "layer_scale": 0.5}),
     ("ViT-Nano/7", {"norm": "batch", "position": "relative", "pool": "gap"}),
     ("ViT-Nano/7", {"norm": "none", "activation": "none"}),
+    ("ViT-Nano/7", {"attention": "local", "patch": 2, "depth": 2}),
     ("ViT-Nano/7", {"position_at": "every", "residual": False, "attention_scale": 1, "representation": "tanh"}),
     ("Hybrid-Nano", {}),
     ("ResNet-Nano", {}),

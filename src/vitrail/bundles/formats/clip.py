@@ -37,6 +37,7 @@ class Clip(WeightFormat):
         return "ln_pre.weight" in bare or "pre_layrnorm.weight" in bare
 
     def prepare(self, checkpoint: LibraryCheckpoint) -> LibraryCheckpoint:
+        """Keep only the image tower, without its prefix."""
         names = checkpoint.tensors
         prefix = next((prefix for prefix in _TOWERS if any(name.startswith(prefix) for name in names)), "")
         tower = {name.removeprefix(prefix): tensor for name, tensor in names.items() if name.startswith(prefix)}

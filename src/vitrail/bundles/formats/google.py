@@ -42,6 +42,7 @@ class Google(WeightFormat):
         return bool(bare & {"embedding/kernel", "stem/kernel", "resnet/root_block/standardized_conv2d/kernel"})
 
     def prepare(self, checkpoint: LibraryCheckpoint) -> LibraryCheckpoint:
+        """Remove the prefix of the names, and split tensors that hold all layers into one tensor per layer."""
         tensors: dict[str, Tensor] = {}
         stack = "Transformer/encoderblock/"
         for name, tensor in checkpoint.tensors.items():
@@ -106,6 +107,7 @@ def _strip_prefix(name: str) -> str:
 
 
 def _infer_vit(shapes: dict[str, tuple[int, ...]], user_config: ModelConfig | None) -> ViTConfig:
+    """Infer a ViT or a hybrid from the shapes of Google's tensors."""
     patch_height, patch_width, channels, width = shapes["embedding/kernel"]
     google_names = google_names_in(shapes)
     if google_names.positions not in shapes:
@@ -137,6 +139,7 @@ def _infer_vit(shapes: dict[str, tuple[int, ...]], user_config: ModelConfig | No
 
 
 def _infer_mixer(shapes: dict[str, tuple[int, ...]], user_config: ModelConfig | None) -> MixerConfig:
+    """Infer an MLP-Mixer from the shapes of Google's tensors."""
     patch_height, patch_width, channels, width = shapes["stem/kernel"]
     patches, hidden = shapes["MixerBlock_0/token_mixing/Dense_0/kernel"]
     return MixerConfig(
@@ -153,6 +156,7 @@ def _infer_mixer(shapes: dict[str, tuple[int, ...]], user_config: ModelConfig | 
 
 
 def _infer_bit(shapes: dict[str, tuple[int, ...]], user_config: ModelConfig | None) -> ResNetConfig:
+    """Infer a BiT ResNet from the shapes of Google's tensors. They do not depend on the resolution."""
     *_, channels, base = shapes["resnet/root_block/standardized_conv2d/kernel"]
     unit = "resnet/block{}/unit{:02}/a/standardized_conv2d/kernel"
     stages = sum(unit.format(stage, 1) in shapes for stage in range(1, 9))

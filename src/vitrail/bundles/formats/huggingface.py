@@ -65,7 +65,9 @@ class HuggingFace(WeightFormat):
         shapes = checkpoint.shapes
         width, channels, *patch = shapes["embeddings.patch_embeddings.projection.weight"]
         if (hidden_size := document.get("hidden_size", width)) != width:
-            raise UsageError(f"config.json must be of this model, got hidden_size {hidden_size} for {width}.")
+            raise UsageError(
+                f"config.json must state the width of the weights ({width}), got hidden_size {hidden_size}."
+            )
         layers = "encoder.layer." if _has_old_names(names) else "layers."
         hidden = "intermediate.dense.weight" if _has_old_names(names) else "mlp.fc1.weight"
         query = "attention.attention.query.bias" if _has_old_names(names) else "attention.q_proj.bias"

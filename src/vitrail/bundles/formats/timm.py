@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from vitrail.bundles.bundle import Bundle, timm_data_config
+from vitrail.bundles.bundle import Bundle
 from vitrail.bundles.card import model_card
 from vitrail.bundles.formats.base import InferredModel, LibraryCheckpoint, WeightFormat
 from vitrail.bundles.infer_config import (
@@ -28,6 +28,7 @@ from vitrail.models.families.mixer.config import MixerConfig
 from vitrail.models.families.resnet.config import ResNetConfig
 from vitrail.models.families.vit.config import ViTConfig
 from vitrail.models.library_limits import epsilon_notes, gelu_notes
+from vitrail.models.timm_interface import timm_data_config
 from vitrail.models.zoo import MODELS, TIMM
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "quick_gelu": "quick-gelu", "relu": "relu"}
@@ -172,23 +173,28 @@ def architecture(config: ModelConfig) -> str:
 
 
 def _infer_vit(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -> tuple[ModelConfig, list[str | None]]:
+    """Infer a ViT or a hybrid from tensor names and shapes, with the settings that only timm's config.json states.
+
+    The second result are notes about settings that neither states. Raises UsageError for a variant that Vitrail lacks.
+    """
     names, shapes = checkpoint.tensors, checkpoint.shapes
     document = checkpoint.document("config.json")
     arguments = document.get("model_args") or {}
-    usual = "quick_gelu" if "quickgelu" in document.get("architecture", "") else "gelu"
-    activation = arguments.get("act_layer") or usual
+    default_activation = "quick_gelu" if "quickgelu" in document.get("architecture", "") else "gelu"
+    activation = arguments.get("act_layer") or default_activation
     if activation not in _ACTIVATIONS:
         raise UsageError(f"Activation must be GELU, its tanh or sigmoid form, or ReLU, got {activation!r}.")
     _check_plain_layers(shapes)
     width, depth = shapes["patch_embed.proj.weight"][0], count_layers(names, "blocks.")
     if document.get("num_features", width) != width or arguments.get("embed_dim", width) != width:
-        raise UsageError(f"config.json must be of this model, got another width than {width}.")
+        raise UsageError(f"config.json must state the width of the weights ({width}), got another width.")
     heads, heads_note = arguments.get("num_heads"), None
     if heads is None:
         heads, heads_note = infer_heads(width, user_config)
     pool = "cls" if "cls_token" in names else "map" if "attn_pool.latent" in names else "gap"
     is_distilled = "dist_token" in names
-    registers = shapes["reg_token"][1] if "reg_token" in names else int(is_distilled)
+    # DeiT's distillation token becomes a register, and its row of the position table is added to it.
+    registers = shapes["reg_token"][1] if "reg_token" in names else 1 if is_distilled else 0
     settings: dict[str, Any] = {
         "width": width,
         "depth": depth,
@@ -209,7 +215,7 @@ def _infer_vit(checkpoint: LibraryCheckpoint, user_config: ModelConfig | None) -
     }
     if "blocks.0.ls1.gamma" in names:
         settings["layer_scale"] = 1e-5
-    rows = shapes["pos_embed"][1] - is_distilled if "pos_embed" in names else 0
+    rows = shapes["pos_embed"][1] - (1 if is_distilled else 0) if "pos_embed" in names else 0
     if not rows:
         raise UsageError("Model must have learned positions (pos_embed), got none.")
     size = (document.get("pretrained_cfg") or {}).get("input_size")

@@ -81,7 +81,7 @@ class _Snapshot(NamedTuple):
     commit: str
     names: list[str]
     """File names of the repository. Offline, those in the cache."""
-    folder: Path | None
+    folder: Path | None = None
     """Offline, the folder in the cache; otherwise None."""
     notes: tuple[str, ...] = ()
 
@@ -92,16 +92,24 @@ def _list_repository(client: ModuleType, repository: str, revision: str | None) 
         with _convert_client_errors(client, repository, revision):
             info = client.HfApi().model_info(repository, revision=revision)
             if not re.fullmatch(r"[0-9a-f]{40}", info.sha):  # the client uses it in paths
-                raise ValueError("a commit")
+                raise ValueError("not a commit")  # converted to "the response is not from the Hub"
     except _HubUnreachable as error:
         folder = _find_cached_folder(client, repository, revision)
         if folder is None:
             raise
         names = [path.name for path in folder.iterdir() if path.is_file()]
         note = f"{error.reason}: the copy in the cache is used"
-        return _Snapshot(repository, repository, folder.name, names, folder, () if error.is_offline_mode else (note,))
+        return _Snapshot(
+            repository,
+            current_name=repository,
+            commit=folder.name,
+            names=names,
+            folder=folder,
+            notes=() if error.is_offline_mode else (note,),
+        )
     notes = () if info.id == repository else (f"hf:{repository} is now called hf:{info.id}",)
-    return _Snapshot(repository, info.id, info.sha, [file.rfilename for file in info.siblings or ()], None, notes)
+    names = [file.rfilename for file in info.siblings or ()]
+    return _Snapshot(repository, current_name=info.id, commit=info.sha, names=names, notes=notes)
 
 
 def _find_cached_folder(client: ModuleType, repository: str, revision: str | None) -> Path | None:

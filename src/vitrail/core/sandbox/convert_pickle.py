@@ -14,11 +14,11 @@ from vitrail.core.sandbox import child
 _TIME_LIMIT = 600  # seconds for a pickle
 
 
-def convert_pickle(reader: Path, source: Path, target: Path, *, plain: str, name: str | Path = "") -> dict[str, Any]:
+def convert_pickle(reader: Path, source: Path, target: Path, *, expected: str, name: str | Path = "") -> dict[str, Any]:
     """Convert the pickle `source` to the file `target` in the sandbox, and return the report of the reader.
 
     `reader` is a Python file with the functions that `child.py` calls. Raise CorruptFileError if the reader refuses the
-    file; the error calls it `name` and says that it is not `plain`, such as "a plain state dict".
+    file; the error calls it `name` and says that it is not `expected`, such as "a plain state dict".
     """
     name = name or source
     if not os.access(source, os.R_OK):
@@ -45,7 +45,7 @@ def convert_pickle(reader: Path, source: Path, target: Path, *, plain: str, name
     )
     if process.returncode == child.REFUSED:
         raise CorruptFileError(
-            path=name, cause=f"is refused: it is not {plain} ({reason})", advice="No code in it was run."
+            path=name, cause=f"is refused: it is not {expected} ({reason})", advice="No code in it was run."
         )
     if process.returncode:  # perhaps a full disk or lack of memory, so the file is not called corrupt
         raise VitrailError(f"{str(name)!r} cannot be read: the process that reads it ended early ({reason}).")

@@ -14,7 +14,7 @@ _NUMERIC_DTYPE = re.compile(r"[<>|=]?[iuf][1248]|[?b]1?")
 
 
 def prepare() -> None:
-    """Import numpy."""
+    """Import numpy before the restrictions of `child.py` apply."""
     import numpy as np  # noqa: F401
 
 
@@ -35,7 +35,7 @@ def convert(source: Path, target: Path, refuse: Callable[[str], NoReturn]) -> di
             refuse("it has a key twice, as bytes and as text")
         for key, value in entries.items():
             if isinstance(value, Array):
-                arrays[key] = value.array()
+                arrays[key] = value.to_numpy()
             elif isinstance(value, list) and value and all(type(item) is int for item in value):
                 arrays[key] = np.array(value, np.int64)
             elif isinstance(value, list) and value and all(isinstance(item, bytes | str) for item in value):
@@ -79,7 +79,7 @@ class Dtype:
         order = as_text(state[1])
         self.order = order if order in "<>|=" else "="
 
-    def dtype(self) -> Any:
+    def to_numpy(self) -> Any:
         """Return the dtype. Raise Forbidden unless its values are plain numbers."""
         import numpy as np
 
@@ -97,14 +97,14 @@ class Array:
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
-    def array(self) -> Any:
+    def to_numpy(self) -> Any:
         """Return the array that the recorded state describes. Raise Forbidden if it contains Python objects."""
         import numpy as np
 
         _, shape, dtype, is_fortran, content = self.state
         if not isinstance(dtype, Dtype) or not isinstance(content, bytes):
             raise Forbidden("an array of objects")
-        return np.frombuffer(content, dtype.dtype()).reshape(shape, order="F" if is_fortran else "C")
+        return np.frombuffer(content, dtype.to_numpy()).reshape(shape, order="F" if is_fortran else "C")
 
 
 def array_type(*_: Any) -> NoReturn:

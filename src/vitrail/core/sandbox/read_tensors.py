@@ -11,7 +11,10 @@ Refuse = Callable[[str], NoReturn]
 
 
 def prepare() -> None:
-    """Import torch."""
+    """Import torch before the restrictions of `child.py` apply, because the import fails under them.
+
+    Limit torch to one thread, because the child process must not start threads.
+    """
     import safetensors.torch  # noqa: F401
     import torch
 

@@ -179,8 +179,9 @@ def cut_out(
     """Fill a box around the point (down, right) of each image; parts outside of the image are ignored."""
     height, width, channels = images.shape[1:]
     top, left = np.maximum(down - half_height, 0), np.maximum(right - half_width, 0)
-    tall, wide = np.minimum(down + half_height, height) - top, np.minimum(right + half_width, width) - left
-    return erase(images, np.stack([top, left, tall, wide], axis=1), np.array([fill] * channels))
+    box_heights = np.minimum(down + half_height, height) - top
+    box_widths = np.minimum(right + half_width, width) - left
+    return erase(images, np.stack([top, left, box_heights, box_widths], axis=1), np.array([fill] * channels))
 
 
 def _affine(images: Images, matrices: list[tuple[float, ...]], fill: int) -> Images:
@@ -200,7 +201,10 @@ def _map_images(images: Images, settings: Any, change: Callable[[Image.Image, An
 
 
 def _map_rows(images: Images, change: Callable[[Image.Image], Image.Image], mode: str | None = None) -> Images:
-    """Apply an operation that treats every row alike to all images at once, stacked into one tall image."""
+    """Apply an operation to all images at once, stacked into one tall image.
+
+    The operation must change each row of pixels independently of its place and its neighbours.
+    """
     count, height, width, channels = images.shape
     rows = np.ascontiguousarray(images).reshape(count * height, width, channels)
     image = Image.frombytes(mode or ("L" if channels == 1 else "RGB"), (width, count * height), rows.data)

@@ -215,6 +215,7 @@ class TarTree(Archive):
     """A .tar file, read in place."""
 
     def _list_members(self) -> Iterator[str]:
+        """Yield the names of members, and record the place of each file in the archive."""
         self._extents: dict[str, _Extent] = {}
         self._file = _SharedDescriptor(self.path)
         end = -1

@@ -51,6 +51,7 @@ class Digits(BuiltIn):
         arrays = _read_embedded("digits.npz")
         labels = arrays["labels"].astype(np.int64)
         order = rng.permutation(len(labels), 0, stream="digits")
+        # The test set has 36 images of each digit, about a fifth.
         test = np.sort(np.concatenate([order[labels[order] == digit][:36] for digit in range(10)]))
         digits = Split("all", arrays["images"], labels)
         splits = {

@@ -154,7 +154,7 @@ def _read_sandboxed_pickle(tree: Tree, name: str) -> tuple[dict[str, "np.ndarray
     with tempfile.TemporaryDirectory(prefix="vitrail-pickle-") as folder:
         source, target = Path(folder) / "pickle", Path(folder) / "arrays.npz"
         source.write_bytes(tree.read(name))
-        report = convert_pickle(reader, source, target, plain="plain data", name=tree.full(name))
+        report = convert_pickle(reader, source, target, expected="plain data", name=tree.full(name))
         arrays = {key: array for key, array in array_files.read_npz(target).items() if array is not None}
     return arrays, report["texts"]
 

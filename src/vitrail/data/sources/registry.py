@@ -138,7 +138,7 @@ def open_named_split(arguments: Sequence[str], split: str | None = None) -> "Spl
         with _convert_os_errors(argument):
             return source.open_images(argument, split)
     if split is not None:
-        raise UsageError(f"--split must come with one data set, got {', '.join(map(repr, arguments[:3]))}.")
+        raise UsageError(f"--split must be used with one data set, got {', '.join(map(repr, arguments[:3]))}.")
     return None
 
 

@@ -89,7 +89,7 @@ def preprocessing_lines(preprocess: Preprocess) -> list[str]:
     mean, std = ([float(value) for value in values] for values in (preprocess.mean, preprocess.std))
     return [
         "image = ImageOps.exif_transpose(Image.open(sys.argv[1]))",
-        'if image.mode[0] in "IF": sys.exit("Image must have 8 bits per channel. Convert it first.")',
+        'if image.mode[0] in "IF": sys.exit("Image must have 8 bits per channel. Save it as 8-bit PNG first.")',
         f'ground = Image.new("RGBA", image.size, {(*preprocess.background, 255)})',
         f'image = Image.alpha_composite(ground, image.convert("RGBA")).convert("{mode}")',
         *resize_lines,

@@ -92,6 +92,12 @@ class Position:
         """Return the bias (H, T, T) that is added to the attention logits of `layer`; None if nothing is added."""
         return None
 
+    def pair_bias(self, model: "ViT", layer: int, queries: "Tensor", keys: "Tensor") -> "Tensor | None":
+        """Return the bias (H, ...) of pairs of tokens, for sparse attention. The indices of queries and keys are
+        broadcast. Override it together with `bias` if the bias of all pairs is not needed."""
+        bias_HTT = self.bias(model, layer)
+        return None if bias_HTT is None else bias_HTT[:, queries, keys]
+
     def permute_patches(self, model: "ViT", order_N: "Tensor") -> bool:
         """Permute the parameters in place for patches that are permuted by `order_N`. Return False, and change nothing,
         if this type of position cannot be permuted."""

@@ -37,6 +37,8 @@ class Relative(Position):
 
     @property
     def table_shapes(self) -> dict[str, Table]:
+        if self.config.sparse_parts:
+            return {}
         return {"relative": Table((self.config.tokens, self.config.tokens), "int64")}
 
     def add_parameters(self, model: "ViT") -> None:
@@ -47,11 +49,16 @@ class Relative(Position):
             owner.register_parameter("relative_bias", table)
 
     def tables(self) -> "dict[str, Tensor]":
-        return {"relative": self._index()}
+        return {} if self.config.sparse_parts else {"relative": self._all_pairs()}
 
     def bias(self, model: "ViT", layer: int) -> "Tensor":
-        owners = self._owners(model)
-        return owners[layer if len(owners) > 1 else 0].get_parameter("relative_bias")[:, model.get_buffer("relative")]
+        table = self._table(model, layer)
+        return table[
+            :, self._all_pairs().to(table.device) if self.config.sparse_parts else model.get_buffer("relative")
+        ]
+
+    def pair_bias(self, model: "ViT", layer: int, queries: "Tensor", keys: "Tensor") -> "Tensor":
+        return self._table(model, layer)[:, self._index(queries, keys)]
 
     def check_resize(self, new: "ViTConfig") -> None:
         if self.config.wrap and new.grid != self.config.grid:
@@ -70,33 +77,34 @@ class Relative(Position):
         resized_hwH = resize_grid(square_hwH, (2 * rows - 1, 2 * columns - 1), new.resize_rule)
         return torch.cat([resized_hwH.flatten(0, 1).T, table[:, count:]], dim=1)
 
+    def _table(self, model: "ViT", layer: int) -> "Tensor":
+        owners = self._owners(model)
+        return owners[layer if len(owners) > 1 else 0].get_parameter("relative_bias")
+
     def _owners(self, model: "ViT") -> "list[nn.Module]":
         return [model] if self.config.placement == "shared" else list(model.blocks)
 
-    def _index(self) -> "Tensor":
-        """Return the index in the learned table for each pair of tokens (T, T).
+    def _index(self, queries: "Tensor", keys: "Tensor") -> "Tensor":
+        """Return the index in the learned table for pairs of tokens, whose indices are broadcast.
 
         Patches share an entry when they have the same offset (modulo the grid with `wrap`); the last three entries are
         for patch to prefix, prefix to patch and prefix to prefix.
         """
         import torch
 
-        from vitrail.models.positions.grid import by_offset, offsets
+        (h, w), prefix, last = self.config.grid, self.config.prefix, self.offsets - 1
+        down = (queries - prefix) // w - (keys - prefix) // w
+        right = (queries - prefix) % w - (keys - prefix) % w
+        clipped = (down + h - 1) * (2 * w - 1) + right + w - 1
+        index = down % h * w + right % w if self.config.wrap else clipped
+        if not prefix:
+            return index
+        of_prefix = torch.where(queries < prefix, torch.where(keys < prefix, last, last - 1), last - 2)
+        return torch.where((queries < prefix) | (keys < prefix), of_prefix, index)
 
-        config = self.config
-        h, w = config.grid
-        down, right = offsets(h), offsets(w)
-        if config.wrap:
-            down, right = down % h * w, right % w
-        else:
-            down, right = (down + h - 1) * (2 * w - 1), right + w - 1
-        patches = (by_offset(down)[:, None, :, None] + by_offset(right)[:, None]).reshape(h * w, h * w)
-        if not config.prefix:
-            return patches
-        index = torch.empty(config.tokens, config.tokens, dtype=torch.long, device="cpu")
-        last = self.offsets - 1
-        index[:] = last
-        index[config.prefix :, : config.prefix] = last - 2
-        index[: config.prefix, config.prefix :] = last - 1
-        index[config.prefix :, config.prefix :] = patches
-        return index
+    def _all_pairs(self) -> "Tensor":
+        """Return `_index` for all pairs of tokens (T, T)."""
+        import torch
+
+        tokens = torch.arange(self.config.tokens, device="cpu")
+        return self._index(tokens[:, None], tokens)

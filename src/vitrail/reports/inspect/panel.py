@@ -124,7 +124,7 @@ class InspectionContext:
         return [image for image, _ in self._crops]
 
     def pixels(self, number: int) -> np.ndarray:
-        """Return a page image, cropped for the model, uint8 (H, W, C)."""
+        """Return the page image with index `number`, cropped for the model, uint8 (H, W, C)."""
         return self._crops[number][1]
 
     @functools.cached_property
@@ -194,21 +194,21 @@ class Panel:
         return None
 
     def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
-        """Store results of one image. `activations` is the result of `look` for it."""
+        """Store results of the image with index `number`. `activations` is the result of `look` for it."""
 
     def finish(self) -> None:
         """Compute results of all images together. Called once, after the last image."""
 
     def numbers(self) -> dict[str, Any]:
-        """Return entries for `inspect.json`."""
+        """Return the values of the panel, as entries for `inspect.json`."""
         return {}
 
     def layer_numbers(self, layer: int) -> dict[str, Any]:
-        """Return entries for a layer in `inspect.json`."""
+        """Return the values of a layer, as entries for `inspect.json`."""
         return {}
 
     def image_numbers(self, number: int) -> dict[str, Any]:
-        """Return entries for a page image in `inspect.json`."""
+        """Return the values of the page image with index `number`, as entries for `inspect.json`."""
         return {}
 
     def figures(self) -> Iterator[tuple[str, Figure]]:

@@ -32,7 +32,7 @@ t = translator(MESSAGES)
 
 def summary(judgement: Classification) -> list[tuple[str, str]]:
     """Return accuracy with its interval, top-5 accuracy and calibration error."""
-    scores, split = judgement.full, split_label(judgement.split.name)
+    scores, split = judgement.all_scores, split_label(judgement.split.name)
     low, high = (f"{end:.1%}" for end in scores["accuracy_interval"])
     return [
         (t("accuracy-on", count=scores["count"], split=split, low=low, high=high), f"{scores['accuracy']:.1%}"),
@@ -44,12 +44,12 @@ def summary(judgement: Classification) -> list[tuple[str, str]]:
 
 def sections(judgement: Classification) -> str:
     """Return sections about accuracy per class, calibration, confusions and mistakes."""
-    answers, labels = judgement.predictions, judgement.labels
-    mistakes = _mistake_gallery(answers, judgement.split, labels, judgement.preprocess)
+    predictions, labels, scores = judgement.predictions, judgement.labels, judgement.all_scores
+    mistakes = _mistake_gallery(predictions, judgement.split, labels, judgement.preprocess)
     return "\n".join(
         (
-            f"<h2>{t('classes')}</h2>{_class_figures(judgement.full, _calibration_figure(answers, judgement.full))}",
-            f"<h2>{t('confusion')}</h2>{_confusion_figures(answers, labels)}",
+            f"<h2>{t('classes')}</h2>{_class_figures(scores, _calibration_figure(predictions, scores))}",
+            f"<h2>{t('confusion')}</h2>{_confusion_figures(predictions, labels)}",
             f"<h2>{t('mistakes')}</h2>{mistakes}",
         )
     )
@@ -95,17 +95,17 @@ def _class_figures(scores: dict[str, Any], calibration: str) -> str:
         : _MAX_TABLE_CLASSES - len(rows)
     ]
     headers = [t(name) for name in ("class", "images", "recall", "interval", "precision", "f1")]
-    listing = table(headers, rows, frozenset(range(1, len(headers))))
+    listing = table(headers, rows, numeric=frozenset(range(1, len(headers))))
     count = len(scores["per_class"])
     caption = t("all-classes" if len(rows) == count else "some-classes", shown=len(rows), classes=count)
     return f'<div class="panes">{chart}{calibration}</div><details><summary>{caption}</summary>{listing}</details>'
 
 
-def _confusion_figures(answers: SplitPredictions, names: tuple[str, ...]) -> str:
+def _confusion_figures(predictions: SplitPredictions, names: tuple[str, ...]) -> str:
     """Return a table of the most confused pairs of classes, and the confusion matrix if it is small enough to read."""
-    predicted = answers.probabilities.argmax(axis=1)
-    pairs, times = np.unique(np.stack([answers.labels, predicted], axis=1), axis=0, return_counts=True)
-    class_counts = np.bincount(answers.labels, minlength=len(names))
+    predicted = predictions.probabilities.argmax(axis=1)
+    pairs, times = np.unique(np.stack([predictions.labels, predicted], axis=1), axis=0, return_counts=True)
+    class_counts = np.bincount(predictions.labels, minlength=len(names))
     wrong = np.flatnonzero(pairs[:, 0] != pairs[:, 1])
     max_pairs = _MAX_PAIRS if len(names) > _MAX_CHART_CLASSES else _MAX_PAIRS_BESIDE_MATRIX
     order = wrong[np.argsort(-times[wrong], kind="stable")][:max_pairs]
@@ -114,7 +114,7 @@ def _confusion_figures(answers: SplitPredictions, names: tuple[str, ...]) -> str
         for (truth, prediction), count in zip(pairs[order].tolist(), times[order].tolist(), strict=True)
     ]
     headers = [t(name) for name in ("is", "predicted", "times", "of-class")]
-    pair_table = table(headers, rows, frozenset({2, 3})) if rows else t("no-mistakes", "p")
+    pair_table = table(headers, rows, numeric=frozenset({2, 3})) if rows else t("no-mistakes", "p")
     pair_list = f"<div><h3>{t('pairs')}</h3>{pair_table}</div>"
     if len(names) > _MAX_CHART_CLASSES:
         return f"{t('too-many', 'p', classes=len(names))}{pair_list}"
@@ -140,10 +140,10 @@ def _confusion_matrix(matrix: np.ndarray, names: tuple[str, ...]) -> str:
     return f'<div class="scroll"><table class="{css_class}">{head_row}<tbody>{"".join(rows)}</tbody></table></div>'
 
 
-def _calibration_figure(answers: SplitPredictions, scores: dict[str, Any]) -> str:
+def _calibration_figure(predictions: SplitPredictions, scores: dict[str, Any]) -> str:
     """Return the reliability diagram: accuracy over confidence, with the calibration error in the title."""
-    confidence = answers.probabilities.max(axis=1)
-    is_correct = answers.probabilities.argmax(axis=1) == answers.labels
+    confidence = predictions.probabilities.max(axis=1)
+    is_correct = predictions.probabilities.argmax(axis=1) == predictions.labels
     bins = [bin_ for bin_ in calibration_bins(confidence, is_correct) if bin_[0]]
     bin_confidence, bin_accuracy = [100 * mean for _, mean, _ in bins], [100 * share for _, _, share in bins]
     lines = [
@@ -166,17 +166,19 @@ def _percent_interval(interval: tuple[float, float]) -> tuple[float, float]:
     return 100 * interval[0], 100 * interval[1]
 
 
-def _mistake_gallery(answers: SplitPredictions, split: Split, names: tuple[str, ...], preprocess: Preprocess) -> str:
+def _mistake_gallery(
+    predictions: SplitPredictions, split: Split, names: tuple[str, ...], preprocess: Preprocess
+) -> str:
     """Return the images of the most confident mistakes, with true and predicted class."""
-    predicted = answers.probabilities.argmax(axis=1)
-    wrong = np.flatnonzero(predicted != answers.labels)
+    predicted = predictions.probabilities.argmax(axis=1)
+    wrong = np.flatnonzero(predicted != predictions.labels)
     if not len(wrong):
         return t("no-mistakes", "p")
-    confidence = answers.probabilities[wrong, predicted[wrong]]
+    confidence = predictions.probabilities[wrong, predicted[wrong]]
     tiles = []
     for row in wrong[np.argsort(-confidence, kind="stable")][:_MAX_MISTAKES]:
-        index = int(answers.indices[row])
-        truth, prediction = names[answers.labels[row]], names[predicted[row]]
+        index = int(predictions.indices[row])
+        truth, prediction = names[predictions.labels[row]], names[predicted[row]]
         try:
             picture = image(preprocess.crop(split.images[index]), f"an image of {truth}")
         except CorruptFileError:  # the file changed after the evaluation
@@ -184,7 +186,7 @@ def _mistake_gallery(answers: SplitPredictions, split: Split, names: tuple[str, 
         prediction_text = t("was-predicted", label=prediction)
         caption = (
             f'{escape(truth)}<br><span class="wrong">{prediction_text}</span>'
-            f" ({answers.probabilities[row, predicted[row]]:.1%})<br>"
+            f" ({predictions.probabilities[row, predicted[row]]:.1%})<br>"
             f'<span class="quiet">{escape(Path(split.image_name(index)).name)}</span>'
         )
         tiles.append(f"<figure>{picture}{caption}</figure>")

@@ -17,23 +17,21 @@ t = translator(load_messages(__file__))
 
 def summary(judgement: Labelling) -> list[tuple[str, str]]:
     """Return the mean average precision."""
-    scores = judgement.full
+    scores = judgement.all_scores
     precision = "-" if scores["map"] is None else f"{scores['map']:.1%}"
     return [(t("map-on", count=scores["count"], split=split_label(judgement.split)), precision)]
 
 
 def sections(judgement: Labelling) -> str:
     """Return a chart and a table of the average precision of each label, worst first."""
-    scores = judgement.full
+    scores = judgement.all_scores
     per_label = worst_first(scores["per_class"], "average_precision")
     if not per_label:
         return ""
-    chart_rows = [
-        Interval(
-            row["label"], *[100 * row["average_precision"]] * 3
-        )  # the interval of an average precision is not computed
-        for row in per_label[:_MAX_CHART_ROWS]
-    ]
+    chart_rows = []
+    for row in per_label[:_MAX_CHART_ROWS]:
+        percentage = 100 * row["average_precision"]  # a point: no interval of an average precision is computed
+        chart_rows.append(Interval(row["label"], percentage, low=percentage, high=percentage))
     title = t(
         "from-to" if len(per_label) > 1 else "one",
         low=f"{per_label[0]['average_precision']:.1%}",
@@ -46,6 +44,6 @@ def sections(judgement: Labelling) -> str:
     rows = [
         [row["label"], f"{row['count']:,}", f"{row['average_precision']:.1%}"] for row in per_label[:_MAX_TABLE_ROWS]
     ]
-    listing = table([t(name) for name in ("label", "images", "ap")], rows, frozenset({1, 2}))
+    listing = table([t(name) for name in ("label", "images", "ap")], rows, numeric=frozenset({1, 2}))
     details = f"<details><summary>{t('list')}</summary>{listing}</details>"
     return f'<h2>{t("title")}</h2><div class="panes">{chart}</div>{details}'

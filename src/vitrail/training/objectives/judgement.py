@@ -33,8 +33,8 @@ class Judgement:
 class Classification(Judgement):
     """Final evaluation of a classifier with one label per image."""
 
-    full: dict[str, Any]
-    """All scores (see `evaluation.metrics.score_classes`)."""
+    all_scores: dict[str, Any]
+    """The result of `evaluation.metrics.score_classes`, of which `scores` is a selection."""
     predictions: SplitPredictions
     labels: tuple[str, ...]
     split: Split
@@ -48,8 +48,8 @@ class Classification(Judgement):
 class Labelling(Judgement):
     """Final evaluation of a multi-label model."""
 
-    full: dict[str, Any]
-    """All scores (see `evaluation.metrics.score_labels`)."""
+    all_scores: dict[str, Any]
+    """The result of `evaluation.metrics.score_labels`, of which `scores` is a selection."""
     split: str
     """Name of the split."""
 
@@ -74,7 +74,7 @@ def judge_classifier(model: AnyModel, labels: tuple[str, ...], loader: Loader, r
         scores={key: scores[key] for key in ("count", "accuracy", "accuracy_interval", "top5", "ece")},
         sentence=f"{split_name} accuracy {scores['accuracy']:.1%} ({correct:,} of {scores['count']:,}; 95 % interval"
         f" {low:.1%} to {high:.1%})",
-        full=scores,
+        all_scores=scores,
         predictions=predictions,
         labels=labels,
         split=loader.split,

@@ -74,6 +74,6 @@ class Multilabel(Classify):
         return Labelling(
             scores={"count": scores["count"], "map": scores["map"]},
             sentence=f"{split_name} mAP {map_text} ({scores['count']:,} images, {len(self.labels):,} labels)",
-            full=scores,
+            all_scores=scores,
             split=split_name,
         )

@@ -70,6 +70,7 @@ class HybridConfig(ViTConfig):
         super()._check_grid()
 
     def _check_stem(self) -> None:
+        """Convert the lists of the stem to tuples, and raise UsageError for impossible settings of the stem."""
         for name in ("stem_layers", "stem_strides"):
             numbers = getattr(self, name)
             if not isinstance(numbers, list | tuple) or len(numbers) > 8:

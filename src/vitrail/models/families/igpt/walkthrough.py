@@ -16,6 +16,7 @@ class IGPTWalkthrough(Walkthrough[IGPT]):
     messages = Walkthrough.messages | load_messages(__file__)
 
     def steps(self, activations: Activations) -> list[WalkthroughStep]:
+        """Return the steps of colours, positions, blocks and, according to `output`, the head or the next pixels."""
         model, c = self.model, self.model.config
         colours_N, tokens, grid = activations.steps["colours"][0], activations.steps["tokens"][0], c.grid
         steps = [

@@ -12,14 +12,17 @@ class MLPWalkthrough(Walkthrough[PixelMLP]):
     messages = Walkthrough.messages | load_messages(__file__)
 
     def steps(self, activations: Activations) -> list[WalkthroughStep]:
+        """Return a step for each hidden layer, with the share of its values above 0."""
         c = self.model.config
-        steps = [self.image_step()]
+        hidden_steps = []
         for layer in sorted(activations.layers):
             layer_input = f"h_{layer}" if layer else "flatten(x)"
             equation = (
                 f"h_{layer + 1} = {ACTIVATION_SYMBOLS[c.activation]}({layer_input} W_{layer + 1} + b_{layer + 1})"
             )
-            share = float((activations.steps[f"blocks.{layer}"] > 0).float().mean())
-            fields = {"width": c.width, "share": f"{share:.0%}"}
-            steps.append(self.layer_step(layer, equation, activations, sentence="hidden", space="h", fields=fields))
-        return [*steps, *self.head_steps(activations, "h_L")]
+            positive_share = float((activations.steps[f"blocks.{layer}"] > 0).float().mean())
+            fields = {"width": c.width, "share": f"{positive_share:.0%}"}
+            hidden_steps.append(
+                self.layer_step(layer, equation, activations, sentence="hidden", space="h", fields=fields)
+            )
+        return [self.image_step(), *hidden_steps, *self.head_steps(activations, "h_L")]

@@ -99,6 +99,7 @@ class ResNetConfig(ModelConfig):
 
     @property
     def _cost(self) -> CostCounter:
+        """Parameters and multiply-accumulates of all layers before the head."""
         counter = CostCounter(self.channels, self.resolution)
         if self.kind == "bit":
             counter.add_convolution(self.base, kernel=7, stride=2)

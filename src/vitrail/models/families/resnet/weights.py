@@ -45,6 +45,7 @@ def _google_entries(config: ResNetConfig, names: Collection[str] | None) -> Iter
 
 
 def _google_entry(ours: str) -> Entry:
+    """Return the entry of a parameter for Google's checkpoints of BiT. `ours` is its name in the model."""
     root = "resnet/"
     if ours.startswith("head."):
         if ours == "head.bias":

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from vitrail.core.errors import UsageError
 from vitrail.core.settings import Bounds, as_integer, check_integer
 from vitrail.models.config import PatchedConfig, Table
+from vitrail.models.families.vit.sparsity import Part, count_scores, local_parts, strided_parts
 from vitrail.models.positions import POSITIONS
 from vitrail.models.positions.base import Placement, Position
 
@@ -185,6 +186,17 @@ class ViTConfig(PatchedConfig):
         """`attention_span`, with its default filled in."""
         return self.attention_span or (self.grid[1] if self.attention == "strided" else 1)
 
+    @functools.cached_property
+    def sparse_parts(self) -> tuple[Part, ...]:
+        """The parts of local or strided attention; empty for global attention, and if masking all scores is faster.
+        Cached, as `placement` is."""
+        match self.attention:
+            case "local":
+                return local_parts(self.grid, self.span, self.wrap, self.prefix)
+            case "strided":
+                return strided_parts(self.patches, self.span, self.prefix)
+        return ()
+
     @property
     def extensions(self) -> dict[str, str]:
         package = POSITIONS.provider(self.position)
@@ -198,9 +210,21 @@ class ViTConfig(PatchedConfig):
 
     @property
     def tables(self) -> dict[str, Table | None]:
-        mask = Table((self.tokens, self.tokens), "bool") if self.attention != "global" else None
+        """Tables of the position embedding, of sparse attention (a mask, or indices by parts) and of token merging."""
+        is_masked = self.attention != "global" and not self.sparse_parts
+        mask = Table((self.tokens, self.tokens), "bool") if is_masked else None
         board = Table((self.patches,), "int64") if self.merge else None
-        return {**self.position_embedding.table_shapes, "mask": mask, "board": board}
+        sparse = {
+            f"part{number}_{name}": table
+            for number, part in enumerate(self.sparse_parts)
+            for name, table in {
+                "queries": Table((part.groups, part.queries), "int64"),
+                "keys": Table((part.groups, part.keys), "int64"),
+                "order": Table((self.patches,), "int64"),
+                "bias": Table((part.groups, 1, part.queries, part.keys), "float64"),
+            }.items()
+        }
+        return {**self.position_embedding.table_shapes, "mask": mask, "board": board, **sparse}
 
     @property
     def can_mask_patches(self) -> bool:
@@ -279,12 +303,21 @@ class ViTConfig(PatchedConfig):
     @property
     def macs(self) -> int:
         d, m, n = self.width, self.mlp, self.tokens
-        blocks = sum(tokens * (4 * d * d + 2 * d * m) + 2 * tokens * tokens * d for tokens in self.layer_tokens)
+        blocks = sum(
+            tokens * (4 * d * d + 2 * d * m) + 2 * self._count_scores(tokens) * d for tokens in self.layer_tokens
+        )
         matches = sum(self._match_macs(*counts) for counts in itertools.pairwise((n, *self.layer_tokens)))
         pool = 2 * d * d + 2 * n * d * d + 2 * n * d + 2 * d * m if self.pool == "map" else 0
         representation = 0 if self.representation == "none" else d * d
         heads = (1 + self.distilled) * self._head_macs(d)
         return self._embed_macs + blocks + matches + pool + representation + heads
+
+    def _count_scores(self, tokens: int) -> int:
+        """Count the scores that a head of a layer computes: of all pairs of tokens, or of the parts of sparse
+        attention and of the prefix tokens, which attend to all."""
+        if not self.sparse_parts:
+            return tokens * tokens
+        return sum(map(count_scores, self.sparse_parts)) + self.prefix * tokens
 
     def _match_macs(self, before: int, after: int) -> int:
         """Count the MACs of finding similar tokens (products of sources and targets) and of the attention of [CLS]."""
@@ -311,6 +344,7 @@ class ViTConfig(PatchedConfig):
             )
 
     def _check_position(self) -> None:
+        """Raise UsageError for a combination of position embedding, placement, wrap and attention that cannot work."""
         rules = self.position_embedding
         rules.check()
         if self.placement not in rules.placements:

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from vitrail.core.settings import Pair
 from vitrail.models.base import Layout, Model, Reads
 from vitrail.models.device import evaluating
-from vitrail.models.families.vit.attention_mask import attention_mask
+from vitrail.models.families.vit.attention_mask import attention_mask, part_tables
 from vitrail.models.families.vit.config import ResizeRule, ViTConfig
 from vitrail.models.families.vit.merging import chessboard
 from vitrail.models.initialise import initialise_attention_, initialise_mlp_, lecun_normal_
 from vitrail.models.layers import AttentionPool, PatchEmbed, PreLogits
 from vitrail.models.positions.base import Position
+from vitrail.models.sparse_attention import PatternPart, SparsePattern
 
 if TYPE_CHECKING:
     from vitrail.models.families.vit.model import Block, ViT
@@ -37,7 +38,7 @@ class ViTHooks(Model[ViTConfig]):
     reg_token: nn.Parameter
     """The register tokens (1, registers, D); only with `registers`."""
     mask: Tensor | None
-    """Boolean mask (T, T) of the tokens that each token attends to; None with global attention."""
+    """Boolean mask (T, T) of the tokens that each token attends to; None with global and with sparse attention."""
     board: Tensor | None
     """Order of the patches for token merging (N,), see `chessboard`; None without merging."""
     norm_pre: nn.Module
@@ -73,8 +74,30 @@ class ViTHooks(Model[ViTConfig]):
         """Compute the fixed tables of the position embedding, the attention mask, and the order of patches for
         merging."""
         c = self.config
-        mask = attention_mask(c) if c.attention != "global" else None
-        return {**self.position.tables(), "mask": mask, "board": chessboard(c.grid) if c.merge else None}
+        mask = attention_mask(c) if c.attention != "global" and not c.sparse_parts else None
+        sparse = {
+            f"part{number}_{name}": table
+            for number, part in enumerate(c.sparse_parts)
+            for name, table in part_tables(part, c.prefix).items()
+        }
+        return {**self.position.tables(), "mask": mask, "board": chessboard(c.grid) if c.merge else None, **sparse}
+
+    def sparse_pattern(self, layer: int) -> SparsePattern:
+        """Return the pairs of tokens that sparse attention computes, with the bias of `layer`."""
+        prefix, parts = self.config.prefix, []
+        for number in range(len(self.config.sparse_parts)):
+            queries_GQ, keys_GM, order_N, bias_GHQM = (
+                self.get_buffer(f"part{number}_{name}") for name in ("queries", "keys", "order", "bias")
+            )
+            if (bias_HGQM := self._pair_bias(layer, queries_GQ[:, :, None] + prefix, keys_GM[:, None])) is not None:
+                bias_GHQM = bias_GHQM + bias_HGQM.transpose(0, 1)
+            parts.append(PatternPart(queries_GQ, keys_GM, order_N, bias_GHQM))
+        tokens_T = torch.arange(self.config.tokens, device=bias_GHQM.device)
+        prefix_bias_HPT = self._pair_bias(layer, tokens_T[:prefix, None], tokens_T) if prefix else None
+        return SparsePattern(prefix, tuple(parts), prefix_bias_HPT)
+
+    def _pair_bias(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor | None:
+        return self.position.pair_bias(cast("ViT", self), layer, queries, keys)
 
     @torch.no_grad()
     def resize(self, resolution: int | Pair, rule: ResizeRule | None = None) -> Self:
@@ -99,7 +122,7 @@ class ViTHooks(Model[ViTConfig]):
         c = self.config
         step = (c.step[0] * c.canvas_scale, c.step[1] * c.canvas_scale)
         reads: dict[str, Reads] = {"cls": "[CLS]", "gap": "mean", "map": "pool"}
-        allowed = None if self.mask is None else self.mask[c.prefix :, c.prefix :].cpu().numpy()
+        allowed = None if c.attention == "global" else attention_mask(c)[c.prefix :, c.prefix :].numpy()
         return Layout(c.grid, step, c.prefix, reads[c.pool], allowed, merges=bool(c.merge), residual=c.residual)
 
     def normalise_layer(self, output: Tensor) -> Tensor:

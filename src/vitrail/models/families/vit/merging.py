@@ -34,7 +34,8 @@ def merge_similar(
     """Merge the patches that `config.merge` sets for `layer`, before that layer. Return the tokens (B, M, D) and their
     groups.
 
-    `cls_attention` computes the attention of [CLS] to each token in this layer (B, T).
+    `cls_attention` computes the attention of [CLS] to each token in this layer (B, T). `board_N` is the `chessboard` of
+    all patches.
     """
     count = config.merge_count(layer, z_BTD.shape[1] - config.prefix)
     if not count:
@@ -106,11 +107,9 @@ def match(
 
 
 def chessboard(grid: Pair) -> Tensor:
-    """Return an order of the patches (N,): first the targets, on one colour of a chessboard, then the sources, on the
-    other colour.
+    """Return the patches (N,) in the order of a chessboard: first one colour, the targets, then the other, the sources.
 
-    All neighbours of a source are targets. An odd number of patches has one more target than
-    sources.
+    All neighbours of a source are targets. An odd number of patches has one more target than sources.
     """
     rows, columns = (torch.arange(side, device="cpu") for side in grid)
     return ((rows[:, None] + columns) % 2).flatten().argsort(stable=True)

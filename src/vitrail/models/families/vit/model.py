@@ -26,6 +26,7 @@ from vitrail.models.layers import (
     NORMS,
     Attention,
     AttentionPool,
+    Bias,
     LayerScale,
     NoNorm,
     PatchEmbed,
@@ -34,6 +35,7 @@ from vitrail.models.layers import (
     drop_path,
     drop_tokens,
 )
+from vitrail.models.sparse_attention import dense_bias
 
 
 class Block(nn.Module):
@@ -54,7 +56,7 @@ class Block(nn.Module):
             self.ls1, self.ls2 = (LayerScale(c.width, c.layer_scale) for _ in range(2))
 
     def forward(
-        self, z_BTD: Tensor, rope: Tensor | None = None, bias: Tensor | None = None, queries: int | None = None
+        self, z_BTD: Tensor, rope: Tensor | None = None, bias: Bias = None, queries: int | None = None
     ) -> Tensor:
         """Apply eqs. 2 and 3. In the original encoder (post-norm), the norms follow the sums instead.
 
@@ -176,13 +178,14 @@ class ViT(ViTHooks):
                 z_BTD = z_BTD + added_TD
             if c.merge:
                 z_BTD, groups = merge_similar(z_BTD, groups, c, layer, block.cls_attention, self.board)
-            rope, bias = (None, self.mask) if self.position.only_adds else self.attention_terms(layer)
+            rope, bias = self.attention_terms(layer)
             if groups is not None:
                 bias = groups.bias  # a model that merges has no mask and no other bias
             input_BTD = z_BTD
             z_BTD = self.run_block(block, input_BTD, rope, bias, queries if layer == last else None)
             if activations is not None and (layer in activations.layers or layer in activations.inside):
-                record_layer(activations, layer, block, input_BTD, z_BTD, rope, bias, groups, merges=bool(c.merge))
+                dense = dense_bias(bias)
+                record_layer(activations, layer, block, input_BTD, z_BTD, rope, dense, groups, merges=bool(c.merge))
         return spread(z_BTD, groups) if queries is None else z_BTD
 
     @property
@@ -190,10 +193,13 @@ class ViT(ViTHooks):
         """Number of tokens, from the first, that the head reads; None for all. BatchNorm's statistics need all."""
         return 1 + self.config.distilled if self.config.pool == "cls" and self.config.norm != "batch" else None
 
-    def attention_terms(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
+    def attention_terms(self, layer: int) -> tuple[Tensor | None, Bias]:
         """Return the rotation of queries and keys in `layer` (2, T, K/2), and the bias of its attention logits (H, T,
-        T) or their mask (T, T)."""
-        rope, bias_HTT = self.position.rotation(self), self.position.bias(self, layer)
+        T), their mask (T, T) or the pairs to compute."""
+        rope = self.position.rotation(self)
+        if self.config.sparse_parts:
+            return rope, self.sparse_pattern(layer)
+        bias_HTT = self.position.bias(self, layer)
         if bias_HTT is None:
             return rope, self.mask
         return rope, bias_HTT if self.mask is None else bias_HTT.masked_fill(~self.mask, -torch.inf)
@@ -201,13 +207,12 @@ class ViT(ViTHooks):
     def read(self, z_BTD: Tensor, activations: Activations | None = None) -> Tensor:
         """Apply eq. 4 and the head: normalise, pool, classify."""
         y_BTD = self.norm(z_BTD[:, : self.tokens_read])
+        pooled_BD = self.pool(y_BTD)
+        logits_BK = self._classify_tokens(y_BTD, pooled_BD)
         if activations is not None:
-            activations.steps["pooled"] = self.pool(y_BTD)
+            activations.steps["pooled"], activations.logits = pooled_BD, logits_BK
             if self.config.pool == "map" and activations.with_attention:
                 activations.pooling = self.attn_pool.weights(y_BTD)
-        logits_BK = self.forward_head(y_BTD)
-        if activations is not None:
-            activations.logits = logits_BK
         return logits_BK
 
     def pool(self, output: Tensor) -> Tensor:
@@ -221,13 +226,15 @@ class ViT(ViTHooks):
     def forward_features(self, images: Tensor) -> Tensor:
         return self.norm(self.encode(self.embed(images), all_tokens=True))
 
+    def _classify_tokens(self, y_BTD: Tensor, pooled_BD: Tensor) -> Tensor:
+        """Apply the head to the pooled tokens; of two heads, apply each to its own token."""
+        if self.config.distilled:
+            return (self.head(y_BTD[:, 0]) + self.head_dist(y_BTD[:, 1])) / 2
+        return self.head(self.pre_logits(pooled_BD) if self.config.representation != "none" else pooled_BD)
+
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        if self.config.distilled and not pre_logits:
-            return (self.head(features[:, 0]) + self.head_dist(features[:, 1])) / 2
-        y_BD = self.pool(features)
-        if pre_logits:
-            return y_BD
-        return self.head(self.pre_logits(y_BD) if self.config.representation != "none" else y_BD)
+        pooled_BD = self.pool(features)
+        return pooled_BD if pre_logits else self._classify_tokens(features, pooled_BD)
 
     def encode_patches(self, images_BCHW: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         z_BTD = self.encode(self.embed(images_BCHW, change=change), all_tokens=True)

@@ -19,7 +19,7 @@ class ViTSurgery(Surgery[ViT]):
             return False
         patches, inside = orders
         moves_patches = not torch.equal(patches, torch.arange(c.patches))
-        if moves_patches and not (model.mask is None and model.position.permute_patches(model, patches)):
+        if moves_patches and not (c.attention == "global" and model.position.permute_patches(model, patches)):
             return False
         permute_kernels(model.patch_embed, inside)
         return True

@@ -75,6 +75,7 @@ class ViTWalkthrough(Walkthrough[ViT]):
     messages = Walkthrough.messages | load_messages(__file__)
 
     def steps(self, activations: Activations) -> list[WalkthroughStep]:
+        """Return the steps of patches, [CLS], positions, encoder blocks, pooling and head."""
         c = self.model.config
         positions_ND = self.position_table()
         has_positions = positions_ND is not None and c.placement == "once"
@@ -93,6 +94,7 @@ class ViTWalkthrough(Walkthrough[ViT]):
         return [*steps, *self.head_steps(activations, pooled, logits)]
 
     def _prefix_steps(self) -> list[WalkthroughStep]:
+        """Return the step that adds [CLS] and registers; none for a model without them."""
         model, c = self.model, self.model.config
         if not c.prefix:
             return []
@@ -178,6 +180,7 @@ class ViTWalkthrough(Walkthrough[ViT]):
         )
 
     def _explain_parts(self) -> dict[str, tuple[ExplainStep, ...]]:
+        """Return the steps of `vitrail explain` in three parts: embedding, encoder layer and prediction."""
         c = self.model.config
         first = "x_class; " if c.pool == "cls" else ""
         embedding = embedding_equation(has_positions=self.position_table() is not None)
@@ -229,6 +232,7 @@ class ViTWalkthrough(Walkthrough[ViT]):
         }  # fmt: skip
 
     def _explain_variants(self) -> Mapping[str, str]:
+        """Return the version of each message that depends on the model's settings."""
         c = self.model.config
         origin = "none" if self.position_table() is None else "fixed" if self.position_origin == "fixed" else "learned"
         hidden = "none" if c.representation == "none" else "hidden"

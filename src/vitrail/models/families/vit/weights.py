@@ -51,9 +51,9 @@ def check_plain(config: ViTConfig, library: str, *, only_paper: bool = True) -> 
         raise unsupported_model_error(library, f"patches of {config.patch}")
 
 
-def _check_paper(config: ViTConfig, library: str, **fixed: Any) -> None:
-    """Raise `UsageError` for a variant that a library with only the paper's ViT does not have. `fixed` are further
-    fixed settings of that library."""
+def _check_original_vit(config: ViTConfig, library: str, **fixed: Any) -> None:
+    """Raise `UsageError` for a variant that is not in "An Image is Worth 16x16 Words" (Dosovitskiy et al.), for a
+    library with only the ViT of this paper. `fixed` are further fixed settings of that library."""
     check_plain(config, library)
     require_settings(config, library, pool="cls", registers=0, class_position=True, layer_scale=None, **fixed)
     if config.resolution[0] != config.resolution[1]:
@@ -223,6 +223,7 @@ def _google_layer_entry(ours: str, heads: int, names: GoogleNames) -> Entry:
 
 
 def _google_pool_entry(ours: str, at: str, heads: int) -> Entry:
+    """Return the entry of a parameter of the pooling by attention (`pool="map"`)."""
     part, leaf = ours.removeprefix("attn_pool.").rpartition(".")[0], ours.rpartition(".")[2]
     attention = f"{at}MultiHeadDotProductAttention_0"
     match part:
@@ -285,8 +286,10 @@ _HUGGING_FACE = (
 
 
 def _check_huggingface(config: ViTConfig) -> None:
+    """Raise `UsageError` for a ViT that transformers cannot compute."""
+    # Only ViTModel has a layer after [CLS]. ViTForImageClassification, which has a head, omits it.
     fixed = {"representation": "none"} if config.classes else {}
-    _check_paper(config, "transformers", **fixed)
+    _check_original_vit(config, "transformers", **fixed)
     if config.representation == "gelu":
         raise unsupported_model_error(
             "transformers", "a layer with gelu after [CLS] (ViTModel has a layer with tanh, or none)"
@@ -305,6 +308,7 @@ def _huggingface_settings(config: ViTConfig) -> dict[str, Any]:
 
 
 def _huggingface_entries(config: ViTConfig, names: Collection[str] | None) -> Iterator[Entry]:
+    """Return the entries for files of transformers. Without `names`, a model is written under the old names."""
     # Files with a head have a prefix before the names of the encoder. It is removed before this function reads a file.
     prefix = "vit." if names is None and config.classes else ""
     is_old = names is None or any(name.startswith("encoder.layer.") for name in names)
@@ -325,6 +329,7 @@ def _huggingface_entries(config: ViTConfig, names: Collection[str] | None) -> It
 
 
 def _huggingface_layer_entry(ours: str, at: str, rest: str, is_old: bool) -> Entry:
+    """Return the entry of a parameter in a layer: `at` is their prefix of the layer, `rest` our name in the layer."""
     if rest.startswith("attn.qkv."):
         leaf = rest.rpartition(".")[2]
         parts = ("attention.query", "attention.key", "attention.value") if is_old else ("q_proj", "k_proj", "v_proj")
@@ -351,7 +356,7 @@ _TORCHVISION = (
 
 
 def _check_torchvision(config: ViTConfig) -> None:
-    _check_paper(config, "torchvision", qkv_bias=True, activation="gelu", channels=3)
+    _check_original_vit(config, "torchvision", qkv_bias=True, activation="gelu", channels=3)
     if config.representation == "gelu":
         raise unsupported_model_error(
             "torchvision", "a layer with gelu before the head (its ViT has a layer with tanh, or none)"

@@ -52,11 +52,12 @@ class PredictionsPanel(Panel):
         return f'<button type="button" class="thumb" data-choose="{number}">{image}<span>{name}</span></button>'
 
     def _image(self, number: int) -> str:
+        """Return the image as the model sees it, beside its most probable classes."""
         if (reason := self.why_absent()) is not None:
             prediction = self.paragraph(reason, **self.message_fields())
         else:
             rows = [(row["label"], f"{row['score']:.3f}") for row in self.predictions[number]]
-            prediction = table((self.t("class"), self.t("probability")), rows, frozenset({1}))
+            prediction = table((self.t("class"), self.t("probability")), rows, numeric=frozenset({1}))
         pixels = self.context.pixels(number)
         note = self.t("seen", size=" x ".join(map(str, pixels.shape[1::-1])))
         if pixels.shape[2] not in (1, 3):

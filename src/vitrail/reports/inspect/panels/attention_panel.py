@@ -73,8 +73,8 @@ class AttentionPanel(Panel):
         needed = count * len(layers) * len(heads) * 4 * config.tokens**2
         if needed > _MAX_BYTES:
             raise UsageError(
-                f"Attention must fit into {_MAX_BYTES / 1e9:.0f} GB, got {count} image(s) that would need"
-                f" {needed / 1e9:.0f} GB. Name fewer images, layers or heads."
+                f"Attention maps must fit into {_MAX_BYTES / 1e9:.0f} GB, got {count} image(s) whose maps need"
+                f" {needed / 1e9:.0f} GB. Choose fewer images, layers or heads."
             )
         return layers, heads
 

@@ -89,7 +89,7 @@ class DistancesPanel(Panel):
         headers = [self.t(name) for name in columns]
         rows = [self._row(layer)[: len(columns)] for layer in self.heads]
         intro = self.paragraph("distances", count=len(self.heads[0].distance))
-        return f'{intro}<div class="panes">{panes}</div>{table(headers, rows, frozenset(range(len(columns))))}'
+        return f'{intro}<div class="panes">{panes}</div>{table(headers, rows, numeric=frozenset(range(len(columns))))}'
 
     def _row(self, layer: int) -> list[object]:
         heads = self.heads[layer]

@@ -42,6 +42,7 @@ class EvidencePanel(Panel):
         return self.context.why_no_prediction() or (None if self.context.evidence else "not-asked")
 
     def record(self, number: int, image_CHW: Tensor, activations: Activations) -> None:
+        """Store the occlusion map of an image, and the deletion and insertion scores of each map and of random ones."""
         model, seed, grid = self.context.model, self.context.seed + number, evidence_grid(self.context.model)
         rule = self.context.bundle.answer
         shares = rule.probabilities(activations.logits[0].float())
@@ -111,6 +112,7 @@ class EvidencePanel(Panel):
         return self.paragraph("evidence") + "".join(parts) + self._all_images()
 
     def _image(self, number: int, figures: Mapping[str, Figure]) -> str:
+        """Return the figures of a page image: its occlusion map, the scores of all maps, and patch drop."""
         changes, scores = np.array(self.evidence[number]["occlusion"]), self.evidence[number]["faith"]
         rows = [
             (self.t(f"map-{name}"), *(f"{faith[measure]:.2f}" for measure in _MEASURES))
@@ -149,4 +151,4 @@ class EvidencePanel(Panel):
         return figure(self.t("faith-all"), note, self._table(rows))
 
     def _table(self, rows: Sequence[Sequence[str]]) -> str:
-        return table([self.t(name) for name in ("map", *_MEASURES)], rows, frozenset({1, 2}))
+        return table([self.t(name) for name in ("map", *_MEASURES)], rows, numeric=frozenset({1, 2}))

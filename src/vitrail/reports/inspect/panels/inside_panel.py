@@ -133,6 +133,7 @@ class InsideLayerPanel(Panel):
         self.steps[number] = {layer: self._layer_steps(layer, activations, rows) for layer in self.layers}
 
     def _layer_steps(self, layer: int, activations: Activations, rows: list[int]) -> LayerSteps:
+        """Return the values of all steps inside a layer for the tokens `rows`."""
         walkthrough = self.context.walkthrough
         equations = walkthrough.layer_equations(layer)
         steps = {
@@ -146,17 +147,17 @@ class InsideLayerPanel(Panel):
         norm_inputs = {"norm1": _LAYER_INPUT, "norm2": "middle"} if is_pre_norm else {"norm1": "middle"}
         vectors = {name: step[rows] for name, step in steps.items() if name not in _HEAD_STEPS + _PAIR_STEPS}
         return LayerSteps(
-            rows,
-            {name: step[:, :_MAX_FEATURES] for name, step in vectors.items()},
-            {name: np.linalg.norm(step, axis=-1) for name, step in vectors.items()},
-            {name: steps[name][:, rows] for name in _HEAD_STEPS},
-            steps["scores"][:, rows],
-            {
+            rows=rows,
+            vectors={name: step[:, :_MAX_FEATURES] for name, step in vectors.items()},
+            lengths={name: np.linalg.norm(step, axis=-1) for name, step in vectors.items()},
+            heads={name: steps[name][:, rows] for name in _HEAD_STEPS},
+            scores=steps["scores"][:, rows],
+            norms={
                 norm: statistics
                 for norm, source in norm_inputs.items()
                 if (statistics := self._norm_statistics(vectors[source]))
             },
-            (vectors["z1"] > 0).mean(axis=-1),
+            positive=(vectors["z1"] > 0).mean(axis=-1),
         )
 
     def _norm_statistics(self, tokens_RD: np.ndarray) -> dict[str, np.ndarray]:

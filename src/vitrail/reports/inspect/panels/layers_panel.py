@@ -122,5 +122,5 @@ class LayersPanel(Panel):
                 for layer, norms in sorted(self.norms.items())
             ]
             headers = [self.t(name) for name in ("layer", "median", "largest-norm", "outliers")]
-            parts += [self.paragraph("norms"), table(headers, rows, frozenset(range(4)))]
+            parts += [self.paragraph("norms"), table(headers, rows, numeric=frozenset(range(4)))]
         return "".join(parts)
