@@ -778,11 +778,22 @@ def lab_messages() -> dict[str, dict[str, str]]:
     }
 
 
+# Messages of stored results that the lab words differently since, until the lab is run again.
+EARLIER_MESSAGES = (
+    {
+        "en": "fine-tuned accuracy with the hidden layer at pre-training - without: {hidden}",
+        "ko": "은닉층을 두고 사전 학습한 뒤의 미세 조정 정확도 - 두지 않은 경우: {hidden}",
+    },
+    {"en": "Mixer-B/16 {mixer}, ViT-B/16 {vit} GMAC", "ko": "Mixer-B/16 {mixer}, ViT-B/16 {vit} GMAC"},
+    {"en": "a probe on raw pixels: {pixels}", "ko": "원본 픽셀의 선형 평가: {pixels}"},
+)
+
+
 def translate_sentence(english: str, language: str) -> str:
     """Return an English sentence of `claims.json` in a language. Exit with an error if it has no translation."""
     if language == "en":
         return english
-    for message in lab_messages().values():
+    for message in (*lab_messages().values(), *EARLIER_MESSAGES):
         pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+)", re.escape(message["en"]))
         if (match := re.fullmatch(pattern, english)) is not None and "ko" in message:
             fields = match.groupdict()

@@ -91,7 +91,7 @@ def test_open_claim_names_the_trainings_and_hours_that_would_decide(tmp_path):
     assert claim["needs"]["trainings"] == 2 * (seeds - 5) + (seeds - 7)
     hours = ((seeds - 5) * 180 + (seeds - 7) * 60) / 3600
     assert claim["needs"]["cpu_hours"] == pytest.approx(hours)
-    sentence = f"{seeds} seeds in all would decide if the true difference equals the estimate."
+    sentence = f"If the true difference equals the estimate, {seeds} seeds would decide."
     assert claim["why"].startswith(sentence)
     assert f"about {hours:.1f} CPU hours more ({claim['needs']['trainings']} trainings)" in claim["why"]
     assert f"CPU 시간으로 약 {hours:.1f}시간이 더" in page
