@@ -217,13 +217,17 @@ def show_export(proof: Report, arguments: CliArguments) -> None:
     return print_table(None, [*rows, ["proof", f"{same}, logits at most {proof['max_logit_difference']:.1e} apart"]])
 
 
+CLAIMS = ("lab/lab_report.toml", "lab/questions/*.toml")
+"""Message files of the report of the bias lab, which has its claims in both languages."""
+
+
 def show_comparison(report: Report, arguments: CliArguments) -> None:
     """Print the verdicts of the bias lab, or the measures of bundles."""
     if arguments.json:
         return print_json(report.to_json())
     if "claims" in report:
         rows = [
-            [claim["id"], localise(claim["verdict"], "cells"), claim["question"], localise(claim["rule"], "claims")]
+            [claim["id"], localise(claim["verdict"], "cells"), claim["question"], localise(claim["rule"], CLAIMS)]
             for claim in report["claims"]
         ]
         print_table(("claim", "verdict", "question", "decided by"), rows)
