@@ -281,6 +281,7 @@ def test_every_family_has_an_onnx_engine(name, tmp_path):
         {"position": "sincos-2d", "norm_order": "post", "channels": 13},
         {"stride": 1, "activation": "gelu-tanh", "layer_scale": 0.1},
         {"residual": False, "attention_scale": 1.0},
+        {"norm": "none", "activation": "none"},
     ],
     ids=str,
 )
