@@ -33,7 +33,7 @@ from peers import huggingface_vit, load_peer, timm_vit
 from vitrail import Bundle, Classifier, Preprocess, create, save
 from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitrail.data.sources.registry import open_data
-from vitrail.inference.engine import cores
+from vitrail.inference.engine import thread_count
 from vitrail.inference.onnx_engine import OnnxEngine
 
 BATCH = 16
@@ -223,8 +223,8 @@ def main():
     photos = open_data(SHARED / "imagenet-val-500").first_split.images[: options.photos]
     # Folder names are ImageNet's class numbers.
     labels = np.array([int(Path(path).parent.name) for path in photos])
-    torch.set_num_threads(cores())
-    print(f"torch {torch.__version__}, {cores()} threads, {options.rounds} rounds")
+    torch.set_num_threads(thread_count())
+    print(f"torch {torch.__version__}, {thread_count()} threads, {options.rounds} rounds")
     with tempfile.TemporaryDirectory() as folder:
         benchmark = PredictionBenchmark(Path(folder))
         proof = json.loads((OnnxEngine.prepare(benchmark.bundle, "float32") / "proof.json").read_text())

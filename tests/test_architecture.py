@@ -90,11 +90,12 @@ LOADS_UPWARDS = ("faces/__init__.py",)
 
 
 def upward_references(tree, package):
-    """Yield strings that name a module of a higher layer, or of another package in the same layer."""
+    """Yield strings that name a module or a file of a higher layer, or of another package in the same layer."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            named = re.fullmatch(r"vitrail\.(\w+)[\w.]*(:\w*)?", node.value)
-            if named and named[1] in RANK and named[1] != package and RANK[named[1]] <= RANK[package]:
+            named = re.fullmatch(r"vitrail\.(\w+)[\w.]*(:\w*)?|(\w+)/[\w*/]+\.(toml|css|js)", node.value)
+            package_name = named and (named[1] or named[3])
+            if package_name in RANK and package_name != package and RANK[package_name] <= RANK[package]:
                 yield f"line {node.lineno} names {node.value}"
 
 
@@ -113,6 +114,8 @@ def test_no_string_names_a_module_of_a_higher_layer(package):
 def test_the_check_for_upward_references_detects_one():
     tree = ast.parse('x = {"a": "vitrail.reports.charts:line_chart", "b": "vitrail.core.files:checksum"}')
     assert list(upward_references(tree, "models")) == ["line 1 names vitrail.reports.charts:line_chart"]
+    tree = ast.parse('x = ("messages/errors.toml", "lab/questions/*.toml")')
+    assert list(upward_references(tree, "core")) == ["line 1 names lab/questions/*.toml"]
 
 
 # The models are models: no presentation, few methods

@@ -5,6 +5,7 @@ Results are printed to stdout, messages to stderr. An error is one line.
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import io
 import itertools
@@ -18,7 +19,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from vitrail import __version__
 from vitrail.api.commands import COMMANDS, Command, Group
@@ -32,7 +33,6 @@ from vitrail.core.terminal import say
 
 DESCRIPTION = "The complete Vision Transformer: define it, train it, look inside it, deploy it."
 
-_COMPUTING_COMMANDS = ("train", "finetune", "evaluate", "demo")
 _MEMORY_ADVICE = {
     "train": "Use a smaller --batch, or --set accumulate=4 activation_checkpointing=true.",
     "finetune": "Use a smaller --batch, or --set accumulate=4 activation_checkpointing=true.",
@@ -50,8 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     is_debugging = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"] or ["--help"]
     _prepare_streams()
-    if _find_program(arguments).arguments[0] in _COMPUTING_COMMANDS:
-        _share_processors()
     with contextlib.ExitStack() as stack:
         try:
             if (language := find_language(os.environ)) != "en":
@@ -124,23 +122,6 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-class Program(NamedTuple):
-    """`vitrail` or a group of its commands: for the arguments `faces enroll ...`, the program `vitrail faces`."""
-
-    name: str
-    description: str
-    commands: Mapping[str, Command | Group]
-    arguments: list[str]
-    """Remaining arguments, starting at the subcommand."""
-
-
-def _find_program(arguments: list[str]) -> Program:
-    group = COMMANDS.get(arguments[0])
-    if isinstance(group, Group):
-        return Program(f"vitrail {arguments[0]}", group.about, group.commands, arguments[1:] or ["--help"])
-    return Program("vitrail", DESCRIPTION, COMMANDS, arguments)
-
-
 def _parse(arguments: list[str]) -> tuple[Command, dict[str, Any]]:
     """Return the command and the values that the command line states for its parameters.
 
@@ -150,7 +131,10 @@ def _parse(arguments: list[str]) -> tuple[Command, dict[str, Any]]:
         if arguments[1:] == ["data"]:
             _print_help(format_data_help())
         arguments = [*arguments[1:3], "--help"]
-    program, description, commands, arguments = _find_program(arguments)
+    program, description, commands = "vitrail", DESCRIPTION, COMMANDS
+    if isinstance(group := COMMANDS.get(arguments[0]), Group):
+        program, description, commands = f"vitrail {arguments[0]}", group.about, group.commands
+        arguments = arguments[1:] or ["--help"]
     name = arguments[0]
     if not name.startswith("-") and name not in commands:
         own_name = OTHER_COMMANDS.get(name, "")
@@ -223,6 +207,8 @@ def _tyro_parameters(command: Command) -> Iterator[inspect.Parameter]:
 
 def _run_command(command: Command, values: dict[str, Any], typed: str) -> None:
     """Call the function of a command and print its result. `typed` is the command line, which results record."""
+    if command.computes:
+        _share_processors()
     arguments = CliArguments(values, json=values.pop("json", False), open=values.pop("open", False))
     flags = {parameter.name: parameter.flag for parameter in command.parameters}
     keywords = {name: value if (read := flags[name].read) is None else read(value) for name, value in values.items()}
@@ -231,7 +217,7 @@ def _run_command(command: Command, values: dict[str, Any], typed: str) -> None:
     if "quiet" in flags:
         keywords["quiet"] = False  # in Python the default is quiet, unless in a terminal or notebook
     if command.receiver is not None:
-        keywords["receiver"] = command.receiver(arguments)
+        keywords["receiver"] = functools.partial(command.receiver, arguments)
     command.show(inspect.unwrap(command.function)(**keywords), arguments)
 
 

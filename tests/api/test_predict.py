@@ -30,7 +30,7 @@ from vitrail.core.files import MANIFEST, _write_manifest, atomic_file, atomic_fo
 from vitrail.inference import build_model_file as making
 from vitrail.inference import model_files
 from vitrail.inference.benchmark_store import BenchmarkStore, Speed, Workload
-from vitrail.inference.engine import EngineChoice, EngineOutputs, batch_for, cores, import_engine_package
+from vitrail.inference.engine import EngineChoice, EngineOutputs, batch_for, import_engine_package, thread_count
 from vitrail.inference.onnx_engine import MODEL, OnnxEngine
 from vitrail.inference.proof import compare_outputs, crop_embedded_images
 from vitrail.lab.exact import redraw
@@ -281,6 +281,7 @@ def test_every_family_has_an_onnx_engine(name, tmp_path):
         {"position": "sincos-2d", "norm_order": "post", "channels": 13},
         {"stride": 1, "activation": "gelu-tanh", "layer_scale": 0.1},
         {"residual": False, "attention_scale": 1.0},
+        {"norm": "none", "activation": "none"},
     ],
     ids=str,
 )
@@ -446,9 +447,9 @@ def test_batch_size_depends_on_the_model_and_threads_on_the_environment(monkeypa
     sizes = [batch_for(vitrail.models.zoo.find(name)) for name in ("ViT-Pico/2", "ViT-Ti/16", "ViT-B/16")]
     assert sizes == [32, 4, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert cores() == 1
+    assert thread_count() == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "")
-    assert cores() == len(os.sched_getaffinity(0))
+    assert thread_count() == len(os.sched_getaffinity(0))
 
 
 # Ways to name images

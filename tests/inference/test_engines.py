@@ -550,14 +550,14 @@ def test_more_threads_than_cores_are_lowered_with_one_note(built_bundle, monkeyp
     count = len(os.sched_getaffinity(0))
     engine_module._note_thread_limit.cache_clear()
     monkeypatch.setenv("OMP_NUM_THREADS", "999")
-    assert engine_module.cores() == engine_module.cores() == count
+    assert engine_module.thread_count() == engine_module.thread_count() == count
     assert vitrail.Classifier(built_bundle, threads=4096).threads == count
     assert capsys.readouterr().err.splitlines() == [
         f"note: 999 threads are lowered to {count}, the number of cores",
         f"note: 4,096 threads are lowered to {count}, the number of cores",
     ]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert engine_module.cores() == 1
+    assert engine_module.thread_count() == 1
 
 
 def test_proof_of_int8_reports_differences(built_bundle):

@@ -13,6 +13,7 @@ from tests.messages.english_texts import SOURCE, collect_messages
 from vitrail.api.commands import COMMANDS, Group
 from vitrail.api.help import _describe
 from vitrail.api.listings import recipes
+from vitrail.api.output import CLAIMS
 from vitrail.core.language import FILES, load_templates, messages_in, translate
 from vitrail.core.message_files import load_messages
 from vitrail.data.sources.registry import source_descriptions
@@ -87,7 +88,7 @@ def is_korean(text):
 
 def has_translation(text, role):
     text = f"'x.png' {text}." if role == "cause" else text
-    translations = [translate(text, category) for category in ("messages", "phrases", "cells", "help", "claims")]
+    translations = [translate(text, category) for category in ("messages", "phrases", "cells", "help", CLAIMS)]
     return any(translation and is_korean(translation) for translation in translations)
 
 

@@ -229,7 +229,6 @@ def test_finetuning_keeps_a_trained_head_of_several_layers_in_the_order_of_the_c
     assert tuned.model.config.distilled == (kind == "distilled")
     assert tuned.model.config.head_layers == ""
     vitrail.save(tuned, tmp_path / "tuned")
-    vitrail.export(tmp_path / "tuned", tmp_path / "onnx", to="onnx")
     predictions = [vitrail.predict(tmp_path / "tuned", images[:8], engine=engine) for engine in ("torch", "onnx")]
     for ours, theirs in zip(*predictions, strict=True):
         assert ours.label == theirs.label

@@ -34,8 +34,10 @@ class Command:
     """Help of the flag --json; None if the command lacks it."""
     open: str | None = None
     """Help of the flag --open; None if the command lacks it."""
-    receiver: Callable[[CliArguments], Callable[..., Any]] | None = None
-    """Return the function's `receiver`, which is called with each result as soon as it is computed."""
+    receiver: Callable[..., Callable[[Any], object]] | None = None
+    """The function's `receiver`, called with the `CliArguments` first. It returns a function that prints a result."""
+    computes: bool = False
+    """Whether it computes with torch for long enough to compete with other programs for the processors."""
     parameters: tuple[Parameter, ...] = dataclasses.field(init=False)
     """All parameters of the function, also those that only Python has."""
     cli_parameters: tuple[Parameter, ...] = dataclasses.field(init=False)
@@ -65,8 +67,8 @@ class Group(NamedTuple):
 FACES = Group(
     "Recognise faces: train an embedding, keep a gallery, identify people.",
     {
-        "train": Command(faces.train, output.show_run),
-        "evaluate": Command(faces.evaluate, output_faces.show_evaluation, _JSON),
+        "train": Command(faces.train, output.show_run, computes=True),
+        "evaluate": Command(faces.evaluate, output_faces.show_evaluation, _JSON, computes=True),
         "enroll": Command(faces.enroll, output_faces.show_enrolled, _JSON),
         "remove": Command(faces.remove, output_faces.show_removed, _JSON),
         "verify": Command(faces.verify, output_faces.show_verified, _JSON),
@@ -82,9 +84,9 @@ COMMANDS: dict[str, Command | Group] = {
     "info": Command(listings.info, output.show_info, _JSON),
     "recipes": Command(listings.recipes, output.show_recipes, _JSON),
     "doctor": Command(training_commands.doctor, output.show_doctor, _JSON),
-    "train": Command(training_commands.train, output.show_run),
-    "finetune": Command(training_commands.finetune, output.show_run),
-    "evaluate": Command(predictions.evaluate, output.show_evaluation, _JSON),
+    "train": Command(training_commands.train, output.show_run, computes=True),
+    "finetune": Command(training_commands.finetune, output.show_run, computes=True),
+    "evaluate": Command(predictions.evaluate, output.show_evaluation, _JSON, computes=True),
     "runs": Command(training_commands.runs, output.show_runs, _JSON),
     "predict": Command(
         predictions.predict,
@@ -101,5 +103,5 @@ COMMANDS: dict[str, Command | Group] = {
     "export": Command(delivery.export, output.show_export, _JSON),
     "compare": Command(insights.compare, output.show_comparison, _JSON),
     "faces": FACES,
-    "demo": Command(training_commands.demo, output.show_demo, open="Open the report in a browser."),
+    "demo": Command(training_commands.demo, output.show_demo, open="Open the report in a browser.", computes=True),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitrail.api.output import print_run
+from vitrail.api.output import CLAIMS, print_run
 from vitrail.bundles.bundle import Bundle, load
 from vitrail.core.errors import MissingError, VitrailError
 from vitrail.core.language import localise
@@ -83,7 +83,7 @@ def _run_lab(output: Path) -> None:
         _print(f"left out: {error}")
         return
     for claim in report["claims"]:
-        verdict, sentence = localise(claim["verdict"], "cells"), localise(claim["claim"], "claims")
+        verdict, sentence = localise(claim["verdict"], "cells"), localise(claim["claim"], CLAIMS)
         _print(f"{claim['id']:>5}  {verdict}{' ' * (12 - display_width(verdict))}  {sentence}")
     _print(f"report: {output / 'index.html'}")
     _print(f"more:   vitrail compare digits --output {output} --budget 5m")

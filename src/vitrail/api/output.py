@@ -217,6 +217,10 @@ def show_export(proof: Report, arguments: CliArguments) -> None:
     return print_table(None, [*rows, ["proof", f"{same}, logits at most {proof['max_logit_difference']:.1e} apart"]])
 
 
+CLAIMS = ("lab/lab_report.toml", "lab/questions/*.toml")
+"""Message files of the report of the bias lab, which has its claims in both languages."""
+
+
 def show_comparison(report: Report, arguments: CliArguments) -> None:
     """Print the verdicts of the bias lab, or the measures of bundles."""
     if arguments.json:
@@ -234,15 +238,15 @@ def show_comparison(report: Report, arguments: CliArguments) -> None:
 def _print_lab(report: Report) -> None:
     """Print the claims of the lab, how many have each verdict, and its recommendation."""
     _print_claims(report["claims"])
-    lines = ["", *(localise(sentence, "claims") for sentence in report["summary"])]
+    lines = ["", *(localise(sentence, CLAIMS) for sentence in report["summary"])]
     if advice := report["recommendation"][current_language()]:
-        lines += ["", localise("For images like these:", "claims"), *advice]
+        lines += ["", localise("For images like these:", CLAIMS), *advice]
     sys.stdout.write("".join(f"{escape_unprintable(line)}\n" for line in lines))
 
 
 def _print_claims(claims: Sequence[dict[str, Any]]) -> None:
     """Print the sentence of each claim of the lab with its verdict, value and interval."""
-    points = localise("points", "claims")
+    points = localise("points", CLAIMS)
     rows = []
     for claim in claims:
         scale, digits, unit = (100, 1, f" {points}") if claim["unit"] == "share" else (1, 2, "")
@@ -251,7 +255,7 @@ def _print_claims(claims: Sequence[dict[str, Any]]) -> None:
             value = f"{scale * claim['value']:+.{digits}f}{unit}"
             if claim["interval"] is not None:
                 interval = " … ".join(f"{scale * end:+.{digits}f}" for end in claim["interval"])
-        sentence, verdict = (localise(claim[name], "claims") for name in ("claim", "verdict"))
+        sentence, verdict = (localise(claim[name], CLAIMS) for name in ("claim", "verdict"))
         rows.append([claim["id"], sentence, verdict, value, interval])
     headers = ("", "claim", "verdict", "value", "95 % interval")
     print_table(headers, rows, droppable=("95 % interval", "value"), wrapped="claim")

@@ -8,7 +8,7 @@ from vitrail.api.output import CliArguments, format_interval, say_notes
 from vitrail.api.results import Report, Rows
 from vitrail.core.errors import CorruptFileError
 from vitrail.core.language import localise
-from vitrail.core.terminal import escape_unprintable, print_json, print_table, say
+from vitrail.core.terminal import display_width, escape_unprintable, print_json, print_table, say
 
 
 def show_evaluation(report: Report, arguments: CliArguments) -> None:
@@ -59,25 +59,22 @@ def show_verified(report: Report, arguments: CliArguments) -> None:
     return print_table(None, [["score", f"{report['score']:.4f}"], *_threshold_rows(report), ["answer", answer]])
 
 
-def receive_identified(arguments: CliArguments) -> Callable[[list[str]], Callable[[dict[str, Any]], None]]:
-    """Return the receiver that prints each result of identify as soon as it is computed."""
+def receive_identified(arguments: CliArguments, files: list[str]) -> Callable[[dict[str, Any]], None]:
+    """Return a function that prints each result of identify as soon as it is computed."""
+    width, printed_notes = max(display_width(escape_unprintable(file)) for file in files), []
 
-    def make_printer(files: list[str]) -> Callable[[dict[str, Any]], None]:
-        width, printed_notes = max(len(escape_unprintable(file)) for file in files), []
+    def print_result(row: dict[str, Any]) -> None:
+        if "error" not in row and row["threshold"] is None and not printed_notes:
+            printed_notes.append("no threshold")
+            _say_no_threshold("identify")
+        if arguments.json:
+            print_json(row)
+        else:
+            file = escape_unprintable(row["file"])
+            sys.stdout.write(f"{file}{' ' * (width - display_width(file))}  {_format_identity(row)}\n")
+        sys.stdout.flush()
 
-        def print_result(row: dict[str, Any]) -> None:
-            if "error" not in row and row["threshold"] is None and not printed_notes:
-                printed_notes.append("no threshold")
-                _say_no_threshold("identify")
-            if arguments.json:
-                print_json(row)
-            else:
-                sys.stdout.write(f"{escape_unprintable(row['file']):<{width}}  {_format_identity(row)}\n")
-            sys.stdout.flush()
-
-        return print_result
-
-    return make_printer
+    return print_result
 
 
 def show_identified(failed: Rows, arguments: CliArguments) -> None:

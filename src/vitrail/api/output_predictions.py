@@ -16,23 +16,20 @@ if TYPE_CHECKING:
 
 
 def receive_predictions(
-    arguments: CliArguments,
-) -> "Callable[[Sequence[str], Sequence[str], BundleInfo], Callable[[Prediction], None]]":
-    """Return the receiver that prints each prediction as soon as it is computed, unless only files are written."""
-    files = [arguments.values[name] for name in ("features", "output", "page") if name in arguments.values]
-    if not arguments.json and ("output" in arguments.values or "page" in arguments.values):
-        return lambda names, labels, info: lambda prediction: None
-
-    def make_printer(names: Sequence[str], labels: Sequence[str], info: "BundleInfo") -> "Callable[[Prediction], None]":
-        if arguments.json:
-            show = _print_json_line
-        else:
-            # Classes that do not fit into the terminal are left out, unless the user asked for their number.
-            columns = terminal_width(sys.stdout) if sys.stdout.isatty() and "top_k" not in arguments.values else None
-            show = prediction_table(names, labels, blank=info.answer.no_label, columns=columns)
-        return show if not files else _ignore_closed_pipe(show)
-
-    return make_printer
+    arguments: CliArguments, names: Sequence[str], labels: Sequence[str], info: "BundleInfo"
+) -> "Callable[[Prediction], None]":
+    """Return a function that prints each prediction as soon as it is computed, unless only files are written."""
+    values = arguments.values
+    if arguments.json:
+        show = _print_json_line
+    elif "output" in values or "page" in values:
+        return lambda prediction: None
+    else:
+        # Classes that do not fit into the terminal are left out, unless the user asked for their number.
+        columns = terminal_width(sys.stdout) if sys.stdout.isatty() and "top_k" not in values else None
+        show = prediction_table(names, labels, blank=info.answer.no_label, columns=columns)
+    writes_files = not values.keys().isdisjoint(("features", "output", "page"))
+    return _ignore_closed_pipe(show) if writes_files else show
 
 
 def _print_json_line(prediction: "Prediction") -> None:

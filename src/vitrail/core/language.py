@@ -30,13 +30,11 @@ FILES = {
     "headings": ("messages/headings.toml",),
     "cells": ("messages/cells.toml",),
     "settings": ("messages/settings.toml",),
-    "claims": ("lab/lab_report.toml", "lab/questions/*.toml"),
 }
 """The message files of each category of texts.
 
 `help` has texts of --help, `messages` sentences, `phrases` parts of sentences, `headings` names of columns and rows,
-`cells` values in tables, `settings` meanings of recipes and their settings, `claims` texts of the bias lab, which its
-report has in both languages.
+`cells` values in tables, `settings` meanings of recipes and their settings.
 """
 
 _MAX_LENGTH, _MAX_SENTENCES = 4000, 20  # of a message; a longer one, perhaps hostile, stays English
@@ -66,7 +64,11 @@ def current_language() -> str:
     return _language
 
 
-def localise(text: str, category: str = "messages") -> str:
+Category = str | tuple[str, ...]
+"""A category in `FILES`, or the message files of a page whose texts are printed, too: patterns below the package."""
+
+
+def localise(text: str, category: Category = "messages") -> str:
     """Return a text in the language of the command line; a text without a translation unchanged."""
     if _language == "en":
         return text
@@ -129,10 +131,11 @@ class Template:
 
 
 @functools.cache
-def load_templates(category: str) -> tuple[dict[str, str], tuple[Template, ...]]:
+def load_templates(category: Category) -> tuple[dict[str, str], tuple[Template, ...]]:
     """Return the translations of texts without placeholders, and the other templates, the most specific first."""
     exact, templates = {}, []
-    for file in (file for pattern in FILES[category] for file in sorted(PACKAGE.glob(pattern))):
+    patterns = FILES[category] if isinstance(category, str) else category
+    for file in (file for pattern in patterns for file in sorted(PACKAGE.glob(pattern))):
         for message in load_messages(str(file)).values():
             if _PLACEHOLDER.search(message["en"]):
                 templates.append(Template(message["en"], message["ko"]))
@@ -143,13 +146,13 @@ def load_templates(category: str) -> tuple[dict[str, str], tuple[Template, ...]]
 
 
 @functools.cache
-def _templates_for(category: str, initial: str) -> list[Template]:
+def _templates_for(category: Category, initial: str) -> list[Template]:
     """Return the templates that a text with this first character may match."""
     return [template for template in load_templates(category)[1] if template.english[0] in ("{", initial)]
 
 
 @functools.lru_cache(maxsize=512)
-def translate(text: str, category: str = "messages", depth: int = 0) -> str | None:
+def translate(text: str, category: Category = "messages", depth: int = 0) -> str | None:
     """Return a text in Korean, or None if none of its sentences has a template."""
     pieces = _SENTENCE_GAP.split(text) if len(text) <= _MAX_LENGTH else []  # sentences, with the gaps between them
     if depth > _MAX_DEPTH or len(pieces) > 2 * _MAX_SENTENCES:
@@ -168,7 +171,7 @@ def translate(text: str, category: str = "messages", depth: int = 0) -> str | No
     return None if translated == text else translated
 
 
-def _translate_piece(piece: str, category: str, depth: int) -> str | None:
+def _translate_piece(piece: str, category: Category, depth: int) -> str | None:
     exact, _ = load_templates(category)
     if piece in exact:
         return exact[piece]

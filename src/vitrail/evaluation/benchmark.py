@@ -17,7 +17,7 @@ from vitrail.evaluation.labels import match_labels, note_match
 from vitrail.evaluation.paired import PairedComparison
 from vitrail.evaluation.protocols import map_labels
 from vitrail.inference.benchmark_store import Agreement, BenchmarkStore, Speed, Workload, describe_machine
-from vitrail.inference.engine import EngineChoice, batch_for, cores, limit_threads
+from vitrail.inference.engine import EngineChoice, batch_for, thread_count
 from vitrail.inference.measure import measure_speeds
 from vitrail.inference.registry import ENGINES, PRECISIONS
 from vitrail.inference.select import find_usable, list_choices
@@ -72,7 +72,7 @@ def benchmark_engines(
     info.check_classifies()
     dataset = open_images("fashion-40" if data is None else data)
     images = dataset.for_evaluation(split)
-    threads = cores() if threads is None else limit_threads(check_integer("threads", threads, low=1, high=4096))
+    threads = thread_count(None if threads is None else check_integer("threads", threads, low=1, high=4096))
     workload = Workload(batch_for(info.config), threads, 1, device)
     choices, refused = find_usable(
         path, [choice for choice in list_choices() if ENGINES[choice.engine].computes_on(device)]

@@ -46,7 +46,7 @@ from vitrail.evaluation.splits import (
     was_trained_on,
 )
 from vitrail.inference.benchmark_store import Workload
-from vitrail.inference.engine import DEFAULT_REQUEST, Engine, EngineRequest, cores
+from vitrail.inference.engine import DEFAULT_REQUEST, Engine, EngineRequest, thread_count
 from vitrail.inference.registry import ENGINES
 from vitrail.inference.select import choose_engine
 
@@ -156,7 +156,7 @@ def open_engine(
     def choose_images(info: BundleInfo) -> Sequence[ImageLike] | np.ndarray:
         return choose_split(open_data(data), split, info.provenance).split.images
 
-    workload = Workload(_BATCH, 1, cores())
+    workload = Workload(_BATCH, 1, thread_count())
     choice = choose_engine(request, bundle, workload=workload, choose_images=choose_images, device=device)
     return ENGINES[choice.engine].open(bundle, device, choice.precision)
 

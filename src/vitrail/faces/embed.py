@@ -17,7 +17,7 @@ from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.data.decode import read_file
 from vitrail.data.prefetch import prefetch
 from vitrail.faces.align import align, path_key, read_landmarks
-from vitrail.inference.engine import Run, batch_for, cores
+from vitrail.inference.engine import Run, batch_for, thread_count
 from vitrail.inference.registry import ENGINES
 
 MIN_SIDE = 16
@@ -109,7 +109,7 @@ class Embedder:
         """Yield the embedding of each image in order, or the error if the image cannot be read."""
         size = batch_for(self._engine.info.config)
         jobs = (partial(self._prepare, number, image) for number, image in enumerate(images))
-        with self._engine.running(None) as run, closing(prefetch(jobs, cores(), ahead=2 * size)) as prepared:
+        with self._engine.running(None) as run, closing(prefetch(jobs, thread_count(), ahead=2 * size)) as prepared:
             while batch := list(islice(prepared, size)):
                 inputs = [item for item in batch if not isinstance(item, VitrailError)]
                 crops = [crop for _, crop, _ in inputs]

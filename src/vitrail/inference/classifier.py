@@ -19,7 +19,7 @@ from vitrail.core.watchdog import watch_step
 from vitrail.data.prefetch import prefetch
 from vitrail.data.preprocess import ImageLike
 from vitrail.data.thumbnail import thumbnail_data_url
-from vitrail.inference.engine import DEFAULT_REQUEST, EngineChoice, EngineRequest, Run, batch_for, cores, limit_threads
+from vitrail.inference.engine import DEFAULT_REQUEST, EngineChoice, EngineRequest, Run, batch_for, thread_count
 from vitrail.inference.registry import ENGINES
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Classifier:
         device: str | None = None,
     ) -> None:
         if threads is not None:
-            threads = limit_threads(check_integer("threads", threads, low=1, high=4096))
+            threads = thread_count(check_integer("threads", threads, low=1, high=4096))
         self.threads = threads
         choice = EngineChoice(engine, precision)
         if "auto" in choice:
@@ -228,7 +228,7 @@ class Classifier:
             self.info.answer.check_threshold(options.threshold)
         if batch_size is not None:
             check_integer("batch_size", batch_size, low=1, high=1_000_000)
-        threads = self.threads or cores()
+        threads = self.threads or thread_count()
         numbered = enumerate(images)
         # The first results are ready soonest if each thread starts with a single image.
         first_batches = [[numbered_image] for numbered_image in islice(numbered, threads)]

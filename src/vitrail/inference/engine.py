@@ -276,20 +276,16 @@ class ExportSource(NamedTuple):
     """Fingerprint of the bundle."""
 
 
-def cores() -> int:
-    """Return the number of computing threads: $OMP_NUM_THREADS if it is set, but at most all available cores."""
-    variable = os.environ.get("OMP_NUM_THREADS", "")
-    return limit_threads(int(variable) if variable.isdecimal() and int(variable) > 0 else None)
-
-
-def limit_threads(threads: int | None) -> int:
-    """Return a number of threads, lowered to the available cores with a note. None: all available cores.
+def thread_count(threads: int | None = None) -> int:
+    """Return the number of computing threads: `threads` ($OMP_NUM_THREADS, or all available cores), lowered to the
+    available cores with a note.
 
     With hundreds of threads, engines seem to hang.
     """
     core_count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if threads is None:
-        return core_count
+        variable = os.environ.get("OMP_NUM_THREADS", "")
+        threads = int(variable) if variable.isdecimal() and int(variable) > 0 else core_count
     if threads > core_count:
         _note_thread_limit(threads, core_count)
     return min(threads, core_count)

@@ -18,9 +18,9 @@ from vitrail.inference.engine import (
     FileEngine,
     Run,
     batch_for,
-    cores,
     first_call_alone,
     import_engine_package,
+    thread_count,
 )
 from vitrail.models.config import ModelConfig
 
@@ -57,7 +57,7 @@ class OnnxEngine(FileEngine):
 
     @contextlib.contextmanager
     def running(self, threads: int | None, callers: int = 1) -> Generator[Run]:
-        session = self._get_session(threads or cores())
+        session = self._get_session(thread_count(threads))
         # In int8, the images of a call share scales. Small models always get batches of the size that `predict` uses.
         config, call_size = self.info.config, None
         if self.precision == "int8":

@@ -27,9 +27,9 @@ from vitrail.inference.engine import (
     ExportSource,
     FileEngine,
     Run,
-    cores,
     first_call_alone,
     import_engine_package,
+    thread_count,
 )
 from vitrail.inference.quantise import find_scales
 
@@ -74,7 +74,7 @@ class OpenvinoEngine(FileEngine):
 
     @contextlib.contextmanager
     def running(self, threads: int | None, callers: int = 1) -> Generator[Run]:
-        model = self._get_compiled_model(threads or cores(), callers)
+        model = self._get_compiled_model(thread_count(threads), callers)
         local = threading.local()  # threads cannot share an inference request
 
         def run(pixels_BHWC: np.ndarray) -> EngineOutputs:

@@ -13,7 +13,7 @@ from vitrail.core.errors import CorruptFileError, MissingError, UnprovedError, U
 from vitrail.core.intervals import wilson_interval
 from vitrail.core.terminal import say
 from vitrail.inference.benchmark_store import Agreement, BenchmarkStore, Refusal, Speed, Workload
-from vitrail.inference.engine import EngineChoice, EngineRequest, batch_for, cores, limit_threads
+from vitrail.inference.engine import EngineChoice, EngineRequest, batch_for, thread_count
 from vitrail.inference.proof import crop_embedded_images
 from vitrail.inference.registry import ENGINES, PRECISIONS
 
@@ -57,7 +57,7 @@ def choose_engine(
     info.check_computable()
     if choose_images is not None and "auto" in request[:2]:
         images = choose_images(info)
-    workload = workload or Workload(batch_for(info.config), limit_threads(threads) if threads else cores(), 1)
+    workload = workload or Workload(batch_for(info.config), thread_count(threads or None), 1)
     workload = workload._replace(device=device or workload.device)
     store = BenchmarkStore.read(bundle)
     engines = [name for name in ENGINES if request.engine in (name, "auto")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from vitrail.inference.engine import Engine, EngineChoice, EngineOutputs, Run, first_call_alone, limit_threads
+from vitrail.inference.engine import Engine, EngineChoice, EngineOutputs, Run, first_call_alone, thread_count
 
 if TYPE_CHECKING:
     from vitrail.bundles.bundle import Bundle
@@ -42,7 +42,7 @@ class TorchEngine(Engine):
         from vitrail.models.device import evaluating
 
         previous_threads = torch.get_num_threads()
-        call_threads = limit_threads(threads or previous_threads)
+        call_threads = thread_count(threads or previous_threads)
         weight = next(self.model.parameters())
         is_reduced = self.precision == "bfloat16"
 

@@ -49,14 +49,12 @@ class PatchEmbed(nn.Module):
         self.patch, self.stride, self.padding = patch, stride, padding
         self.is_plain = stride == patch and padding == (0, 0)  # every pixel belongs to exactly one patch
 
-    def flatten(self, images_BCHW: Tensor) -> Tensor:
-        """Return the flattened patches x_p, (B, N, F)."""
-        if self.is_plain:
-            return patchify(images_BCHW, self.patch)
-        return F.unfold(images_BCHW, self.patch, padding=self.padding, stride=self.stride).transpose(1, 2)
-
     def forward(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
-        patches_BNF = self.flatten(images_BCHW)
+        if self.is_plain:
+            patches_BNF = patchify(images_BCHW, self.patch)
+        else:
+            patches_BFN = F.unfold(images_BCHW, self.patch, padding=self.padding, stride=self.stride)
+            patches_BNF = patches_BFN.transpose(1, 2)
         x_BND = F.linear(patches_BNF, self.proj.weight.flatten(1), self.proj.bias)
         if activations is not None:
             activations.steps["patches"], activations.steps["projected"] = patches_BNF, x_BND

@@ -183,17 +183,19 @@ def _part_forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the output (B, H, N, K) of a softmax over the keys of one part, and the logarithm of its sum (B, H, N,
     1)."""
+    batch, heads, patches, narrow = q_BHNK.shape
     q_LHQK = _group(q_BHNK, part.queries_GQ).flatten(0, 1)
-    outputs = []
+    images = torch.arange(batch, device=q_BHNK.device)
+    rows_LQ = (part.queries_GQ + patches * images[:, None, None]).flatten(0, 1)
+    y_RD, log_sums = q_BHNK.new_empty(batch * patches, heads * narrow), []
     for chunk, _, k, v, bias in _chunks(part, k_BHTK, v_BHTK):
-        outputs.append(
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q_LHQK[chunk], k, v, attn_mask=bias, scale=scale)
+        y, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q_LHQK[chunk], k, v, attn_mask=bias, scale=scale
         )
-    y_LHQK, log_sum_LHQ = (torch.cat(values) for values in zip(*outputs, strict=True))
-    y_BHNK, log_sum_BHN1 = (
-        _ungroup(x.unflatten(0, (len(q_BHNK), -1)), part.order_N) for x in (y_LHQK, log_sum_LHQ[..., None])
-    )
-    return y_BHNK, log_sum_BHN1
+        y_RD.index_copy_(0, rows_LQ[chunk].flatten(), y.transpose(1, 2).flatten(0, 1).flatten(1))
+        log_sums.append(log_sum)
+    y_BHNK = y_RD.view(batch, patches, heads, narrow).transpose(1, 2)
+    return y_BHNK, _ungroup(torch.cat(log_sums)[..., None].unflatten(0, (batch, -1)), part.order_N)
 
 
 def _part_backward(

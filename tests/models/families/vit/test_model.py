@@ -490,3 +490,11 @@ def test_unscaled_attention_equals_attention_with_scaled_queries():
     assert difference(model(images), scaled(images)) < 1e-10
     attention, scaled_attention = (look(vit, images).attention[1] for vit in (model, scaled))
     torch.testing.assert_close(attention, scaled_attention, rtol=0, atol=1e-10)
+
+
+def test_recording_pools_once():
+    model = small(pool="map").eval()
+    calls = []
+    model.attn_pool.register_forward_hook(lambda *_: calls.append("pool"))
+    features = model.features(random_images(model))
+    assert (calls, features.shape) == (["pool"], (3, 16))

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from vitrail.models.activations import Activations
 from vitrail.models.convolutions import ConvNormReLU, PostNormUnit, Root, bottleneck_stages
 from vitrail.models.families.hybrid.config import HybridConfig
 from vitrail.models.families.vit.model import ViT
@@ -60,8 +61,8 @@ class HybridEmbed(PatchEmbed):
         )
         self.backbone = ResNetTrunk(config) if config.stem == "resnet" else LightStem(config)
 
-    def flatten(self, images_BCHW: Tensor) -> Tensor:
-        return super().flatten(self.backbone(images_BCHW))
+    def forward(self, images_BCHW: Tensor, activations: Activations | None = None) -> Tensor:
+        return super().forward(self.backbone(images_BCHW), activations)
 
 
 class Hybrid(ViT):
