@@ -163,7 +163,7 @@ def create(
     channel_mlp: int = _AS_NAMED,
     hidden: int = _AS_NAMED,
     bidirectional: bool = _AS_NAMED,
-    order: Literal["raster", "reversed", "column", "snake", "random"] = _AS_NAMED,
+    order: Literal["raster", "reversed", "column", "snake", "random", "random-reversed"] = _AS_NAMED,
     order_seed: int = _AS_NAMED,
     palette: int = _AS_NAMED,
     causal: bool = _AS_NAMED,
