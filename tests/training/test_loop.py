@@ -343,7 +343,7 @@ def test_every_family_overfits_one_batch(name):
     batch = open_data("digits").splits["train"].select(np.arange(0, 320, 10))
     recipe = Recipe(steps=200, batch=32, learning_rate=3e-3, weight_decay=0.0, warmup=0.1, clip=1.0)
     trainer = make_trainer(name, recipe=recipe, data=batch, held_out=batch, total=200)
-    curve(trainer, 200 if name != "iGPT-Micro" else 120)
+    curve(trainer, 120)
     trainer.evaluate(0, _SilentLog())
     assert trainer.latest["accuracy"] == 1.0
 

@@ -118,7 +118,7 @@ def test_masked_patches_do_not_influence_predictions():
 
 
 def test_masked_training_reduces_loss_and_saves_bundle(tmp_path):
-    recipe = Recipe(epochs=12, batch=64, objective="masked", optimiser="muon", learning_rate=0.02, momentum=0.95)
+    recipe = Recipe(epochs=10, batch=64, objective="masked", optimiser="muon", learning_rate=0.02, momentum=0.95)
     train("digits", "ViT-Pico/2", tmp_path / "run", recipe, Options(workers=0))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     evaluations = [line for line in lines if line["event"] == "evaluate"]
@@ -174,7 +174,7 @@ def test_palette_loss_is_close_to_scikit_learn_kmeans():
 
 
 def test_next_pixel_training_reduces_loss_and_completes_images(tmp_path):
-    recipe = Recipe(epochs=6, batch=64, objective="next-pixel", learning_rate=3e-3, model={"resolution": 8})
+    recipe = Recipe(epochs=4, batch=64, objective="next-pixel", learning_rate=3e-3, model={"resolution": 8})
     train("digits", "iGPT-Micro", tmp_path / "run", recipe, Options(workers=0))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     evaluations = [line for line in lines if line["event"] == "evaluate"]
