@@ -21,6 +21,7 @@ from vitrail.bundles import rename
 from vitrail.bundles.bundle import Bundle
 from vitrail.bundles.decision import MultiLabel
 from vitrail.bundles.metadata import read_bundle_info
+from vitrail.core import files
 from vitrail.core.errors import CorruptFileError, UsageError, VitrailError
 from vitrail.core.files import MANIFEST
 
@@ -180,6 +181,25 @@ def test_renames_at_the_same_time_are_all_kept(bundle, monkeypatch):
         with contextlib.suppress(VitrailError):
             rename_all()
     assert labels_of(bundle) != [f"new new {label}" for label in LABELS]
+
+
+@pytest.mark.parametrize("read", [vitrail.load, read_bundle_info])
+def test_reader_starts_again_if_the_bundle_is_replaced(read, bundle, monkeypatch):
+    checksum, pending = files.checksum, ["Case", "Box", "Sack"]
+
+    def rename_while_reading(path):
+        if pending and path == bundle / "preprocess.json":  # the manifest has been read, labels.json has not
+            with monkeypatch.context() as patch:
+                patch.setattr(files, "checksum", checksum)
+                vitrail.rename(bundle, {labels_of(bundle)[1]: pending.pop()})
+        return checksum(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "checksum", rename_while_reading)
+        assert read(bundle).labels[1] == "Case"
+    (bundle / "labels.json").write_text("[]")
+    with pytest.raises(CorruptFileError, match=r"labels.json' is corrupt"):
+        read(bundle)
 
 
 SWAP = """

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from vitrail.bundles.card import model_card
 from vitrail.bundles.decision import SINGLE_LABEL, DecisionRule
-from vitrail.bundles.folder import DECISION_RULE_FILE, FORMAT, check_folder
+from vitrail.bundles.folder import DECISION_RULE_FILE, FORMAT, check_folder, reread_if_replaced
 from vitrail.bundles.metadata import BundleInfo, read_bundle_info
 from vitrail.core.errors import CorruptFileError, UsageError
 from vitrail.core.files import MANIFEST, atomic_folder, checksum, read_json, utf8_path, write_json
@@ -237,6 +237,7 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
         raise OSError(None, str(error).removeprefix("Error while serializing: "), str(path)) from None
 
 
+@reread_if_replaced
 def load(path: str | Path, *, device: str = "cpu") -> Bundle:
     """Load a local bundle, with its model on a device: a folder, or an embedded bundle by its name ("fashion").
 

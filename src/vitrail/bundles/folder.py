@@ -1,9 +1,12 @@
 """Find the folder of a bundle and read its configuration, without torch."""
 
 import contextlib
+import functools
 import os
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 from vitrail.bundles.catalogue import catalogue, suggest_published
 from vitrail.bundles.remote.registry import remote_prefix
@@ -23,6 +26,8 @@ FILES = ("config.json", "model.safetensors", "preprocess.json", "labels.json", "
 
 EMBEDDED = ("fashion",)
 """Bundles that ship with the package, by name."""
+
+_READ_ATTEMPTS = 5
 
 _OTHER_LIBRARY_KEYS = {"architecture", "architectures", "model_type"}  # in the config.json of timm and Hugging Face
 
@@ -59,6 +64,36 @@ def check_folder(bundle: str | Path) -> Path:
     if not (path / MANIFEST).exists() and not (path / "config.json").exists():
         raise UsageError(f"Bundle must be a folder that vitrail wrote, got {str(path)!r} without {MANIFEST}.")
     return path
+
+
+Options = ParamSpec("Options")
+Result = TypeVar("Result")
+
+
+def reread_if_replaced(
+    read: Callable[Concatenate[str | Path, Options], Result],
+) -> Callable[Concatenate[str | Path, Options], Result]:
+    """Decorate a function that reads a bundle: call it again if the folder was replaced while it was reading.
+
+    `vitrail rename` and training runs replace bundles. Files of two versions do not fit together, and look corrupt.
+    """
+
+    @functools.wraps(read)
+    def read_again(path: str | Path, /, *arguments: Options.args, **options: Options.kwargs) -> Result:
+        folder = check_folder(path)
+        for _ in range(_READ_ATTEMPTS - 1):
+            status = folder.stat()
+            try:
+                result = read(path, *arguments, **options)
+            except CorruptFileError:
+                if os.path.samestat(status, folder.stat()):
+                    raise
+            else:
+                if os.path.samestat(status, folder.stat()):
+                    return result
+        return read(path, *arguments, **options)
+
+    return read_again
 
 
 def find_config(model: str) -> ModelConfig:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.bundles.decision import SINGLE_LABEL, DecisionRule, decision_rule_from_json
-from vitrail.bundles.folder import DECISION_RULE_FILE, FILES, check_folder, read_config
+from vitrail.bundles.folder import DECISION_RULE_FILE, FILES, check_folder, read_config, reread_if_replaced
 from vitrail.core.errors import CorruptFileError, UsageError, first_line
 from vitrail.core.files import MANIFEST, read_json, verify_checksums
 from vitrail.data.preprocess import Preprocess
@@ -90,6 +90,7 @@ class BundleInfo:
         )
 
 
+@reread_if_replaced
 def read_bundle_info(path: str | Path, *, weights: bool = True) -> BundleInfo:
     """Read the metadata of the bundle at `path`.
 
