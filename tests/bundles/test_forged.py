@@ -14,6 +14,7 @@ from PIL import Image
 
 import vitrail
 from tests.bundles.test_bundle import remake_manifest
+from vitrail.core.errors import CorruptFileError
 from vitrail.core.files import MANIFEST
 from vitrail.data.preprocess import Preprocess
 from vitrail.lab.exact import redraw
@@ -135,3 +136,27 @@ def test_a_forged_document_gives_a_result_or_an_error_of_one_line(name, count, t
         shutil.copy(bundle / MANIFEST, copy)
     # ru_maxrss is in kB on Linux.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 10**6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("__import__('os').mkdir('created')", "must be calls"),
+        ("Linear(1e9), Linear(classes)", "impossible value"),
+        ("Linear(" + "-" * 1900 + "1), Linear(classes)", "must be calls"),
+        ("Sequential(" * 120 + "Linear(3)" + ")" * 120, "must end with Linear"),
+    ],
+)
+def test_a_forged_head_is_a_corrupt_configuration(text, message, tmp_path, call, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_bundle("mlp", tmp_path / "bundle")
+    config = json.loads((tmp_path / "bundle/config.json").read_text())
+    (tmp_path / "bundle/config.json").write_text(json.dumps({**config, "head_layers": text}))
+    remake_manifest(tmp_path / "bundle")
+    done = call("info", "bundle")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert "'bundle/config.json' is not a valid model: " in done.stderr
+    assert message in done.stderr
+    with pytest.raises(CorruptFileError, match=r"config.json' is not a valid model"):
+        vitrail.load("bundle")
+    assert not (tmp_path / "created").exists()

@@ -63,6 +63,8 @@ def test_a_head_that_cannot_be_built_again_is_not_described():
         Doubled(WIDTH, CLASSES),
         hooked,
         nn.GELU(),
+        nn.Sequential(nn.LeakyReLU(-0.1), nn.Linear(WIDTH, CLASSES)),
+        nn.Sequential(*(nn.GELU() for _ in range(300)), nn.Linear(WIDTH, CLASSES)),
     ):
         assert describe_head(head, WIDTH) is None
 
@@ -82,6 +84,7 @@ def test_a_head_that_cannot_be_built_again_is_not_described():
         ("Sequential(), Linear(classes)", "must hold the layers"),
         ("(" * 300, "must be layers such as"),
         ("Linear(classes)," * 1000, "must be layers such as"),
+        ("Linear(" + "-" * 1900 + "1), Linear(classes)", "must be calls"),
     ],
 )
 def test_a_wrong_text_is_one_clear_error(text, message):

@@ -112,6 +112,8 @@ class ModelConfig(Settings):
             raise UsageError(f"Head layers must be a text, got {self.head_layers!r}.")
         if self.head_layers and not self.classifies:
             raise UsageError(f"Head layers must be empty for a model without classes, got {self.head_layers!r}.")
+        if self.head_layers:
+            parse_head_layers(self.head_layers, 1, self.classes)  # raises for a wrong text, whatever the width
         height, width = self.resolution
         if height * width * self.channels > _MAX_IMAGE_VALUES:
             raise UsageError(

@@ -104,7 +104,10 @@ def parse_head_layers(text: str, width: int, classes: int) -> tuple[HeadLayer, .
         raise UsageError(
             f"Head layers must be layers such as 'Linear(256), GELU(), Linear(classes)', got {text[:80]!r}."
         )
-    layers = _parse_sequence(tree.elts, width, classes)
+    try:
+        layers = _parse_sequence(tree.elts, width, classes)
+    except RecursionError:  # `ast.unparse` of a long chain of operators
+        raise UsageError(f"Head layers must be calls such as GELU(), got {text[:80]!r}.") from None
     if "classes" not in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}:
         raise UsageError(f"Head layers must end with Linear(classes), got {text[:80]!r}.")
     if layers[-1].output_width != classes:

@@ -7,6 +7,7 @@ its description into the configuration, from which a bundle builds the same head
 import torch
 from torch import nn
 
+from vitrail.core.errors import UsageError
 from vitrail.models.head_layers import LAYER_TYPES, HeadLayer, Value, parse_head_layers, write_layer
 
 
@@ -32,8 +33,8 @@ def describe_head(head: nn.Module, width: int) -> tuple[str, int] | None:
     """Describe a head on features of `width`: its layers as text, empty for a plain linear layer, and its number of
     outputs.
 
-    Return None for a head with another module, with hooks or parametrised weights, or of another input width, which
-    cannot be built again from a description.
+    Return None for a head with another module, with hooks or parametrised weights, with a value or a length that a
+    description cannot state, or of another input width. Such a head cannot be built again from a description.
     """
     layers = list(head) if type(head) is nn.Sequential else [head]
     if type(head) is nn.Sequential and len(layers) == 1:
@@ -43,6 +44,10 @@ def describe_head(head: nn.Module, width: int) -> tuple[str, int] | None:
     if classes is None or last is None or last.out_features != classes or _has_state_after(head, last):
         return None
     text = ", ".join(_describe_layer(layer, last) for layer in layers)
+    try:
+        parse_head_layers(text, width, classes)
+    except UsageError:  # a value that a description cannot state, such as LeakyReLU(-0.1), or too many layers
+        return None
     return "" if text == "Linear(classes)" else text, classes
 
 
