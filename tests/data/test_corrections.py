@@ -1,9 +1,11 @@
 """Corrections of labels: matching of lines to images, errors, and runs that use them."""
 
+import hashlib
 import json
 import os
 import shutil
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,6 +120,23 @@ def test_members_of_archives_and_lines_of_csv_data_are_corrected(photos):
     assert dataset.first_split.labels.tolist() == [1, 1]
     listed = write("file,label\nant/6.png,x\nbee/6.png,y\n", photos / "list.csv")
     assert correct_labels(open_data(listed), write("bee/6.png,x\n")).first_split.labels.tolist() == [0, 0]
+
+
+def test_checksum_is_of_the_corrections_that_are_applied(photos, monkeypatch):
+    """The file changes each time after it was read."""
+    read_bytes, path = Path.read_bytes, Path(write("ant/6.png,bee\n"))
+    content = path.read_bytes()
+
+    def read_and_change(file):
+        before = read_bytes(file)
+        if file == path:
+            write("bee/6.png,ant\n")
+        return before
+
+    monkeypatch.setattr(Path, "read_bytes", read_and_change)
+    dataset = correct_labels(open_data("photos"), path)
+    assert labels_of(dataset)["ant/6.png"] == "bee"
+    assert dataset.corrections.sha256 == hashlib.sha256(content).hexdigest()
 
 
 def test_doctor_does_not_call_left_out_images_unused(photos):

@@ -23,7 +23,7 @@ from vitrail.core.files import escape_surrogates
 from vitrail.core.settings import pluralise
 from vitrail.data.dataset import AppliedCorrections, Dataset
 from vitrail.data.image_files import is_file
-from vitrail.data.sources.csv_file import CsvLine, read_csv_lines, read_csv_text
+from vitrail.data.sources.csv_file import CsvLine, decode_csv, read_csv_lines
 
 _GUARDED = re.compile(r"'+[=+\-@\t\r]")  # text with the apostrophe that keeps spreadsheets from running it as a formula
 _MAX_CANDIDATES = 1000  # files that are compared for a suggestion
@@ -41,10 +41,10 @@ def correct_labels(dataset: Dataset, path: str | Path) -> Dataset:
         raise UsageError(f"Corrections must be a .csv file that exists, got {str(path)!r}.")
     dataset.check_one_label("Corrections")
     try:
-        text, _ = read_csv_text(Path(path))
-        checksum = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        content = Path(path).read_bytes()  # once: the file may change, and the checksum is of what is applied
     except OSError as error:
         raise CorruptFileError(path=path, cause=f"cannot be read ({error.strerror})") from None
+    text, _ = decode_csv(Path(path), content)
     is_multilabel, lines = read_csv_lines(Path(path), text)
     if is_multilabel:
         raise UsageError(f"Corrections must have the columns file and label, got labels in {str(path)!r}.")
@@ -67,7 +67,9 @@ def correct_labels(dataset: Dataset, path: str | Path) -> Dataset:
     }
     if empty := [name for name, split in splits.items() if not len(split) and len(dataset.splits[name])]:
         raise UsageError(f"Corrections must leave an image in each split, got none in {empty[0]} with {str(path)!r}.")
-    applied = AppliedCorrections(path=str(path), sha256=checksum, changed=changed, left_out=left_out, rows=rows)
+    applied = AppliedCorrections(
+        path=str(path), sha256=hashlib.sha256(content).hexdigest(), changed=changed, left_out=left_out, rows=rows
+    )
     note = f"{Path(path).name}: {pluralise(changed, 'label')} corrected, {pluralise(left_out, 'image')} left out"
     return dataclasses.replace(dataset, splits=splits, notes=(*dataset.notes, note), corrections=applied)
 

@@ -49,7 +49,7 @@ class CsvFile(Source):
 
         path = Path(data)
         files: dict[str, list[tuple[str, str | tuple[str, ...]]]] = {}
-        text, notes = read_csv_text(path)
+        text, notes = decode_csv(path, path.read_bytes())
         for split, file, label in _parse_csv_lines(path, text):
             files.setdefault(split, []).append((str(path.parent / file), label))
         if "all" in files and len(files) > 1:
@@ -82,12 +82,11 @@ def _check_csv_cells(path: Path, header: list[str], rows: list[tuple[int, list[s
             )
 
 
-def read_csv_text(path: Path) -> tuple[str, tuple[str, ...]]:
-    """Return the text of a CSV file, and a note if it is not in UTF-8.
+def decode_csv(path: Path, content: bytes) -> tuple[str, tuple[str, ...]]:
+    """Return the text of a CSV file with this content, and a note if it is not in UTF-8.
 
     UTF-16 and CP949 are also read: Korean Excel saves "CSV" in CP949.
     """
-    content = path.read_bytes()
     encoding = _guess_encoding(content)
     try:
         text = content.decode(encoding)
