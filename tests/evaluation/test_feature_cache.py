@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import vitrail
+from vitrail.core.errors import CorruptFileError
 from vitrail.data.dataset import Split
 from vitrail.evaluation import feature_cache
 from vitrail.evaluation.feature_cache import FeatureCache
@@ -106,6 +107,40 @@ def test_a_file_is_known_by_its_content(bundle, computed, tmp_path):
     Image.fromarray(pixels[1]).save(paths[1])
     assert not np.array_equal(cache.extract(bundle, images)[1], copy)
     assert computed == [1, 1]
+
+
+def test_a_file_that_is_replaced_while_it_is_computed_is_not_stored(bundle, monkeypatch, tmp_path):
+    pixels, path = make_images(2).images[..., 0], tmp_path / "a.png"
+    images = Split("images", [str(path)], np.zeros(1, np.int64))
+    originals = []
+    for index in (1, 0):
+        Image.fromarray(pixels[index]).save(path)
+        originals.insert(0, path.read_bytes())
+
+    def replace_and_extract(*arguments, **options):
+        path.write_bytes(originals[1])
+        return extract_features(*arguments, **options)
+
+    cache = FeatureCache()
+    with monkeypatch.context() as patch:
+        patch.setattr(feature_cache, "extract_features", replace_and_extract)
+        replaced = cache.extract(bundle, images)
+    assert len(cache) == 0
+    path.write_bytes(originals[0])
+    first = cache.extract(bundle, images)
+    np.testing.assert_array_equal(first, extract_features(bundle.model, bundle.preprocess, images))
+    assert not np.array_equal(first, replaced)
+
+
+def test_files_that_cannot_be_read_have_no_features(bundle, monkeypatch, tmp_path):
+    path = tmp_path / "a.png"
+    images = Split("images", [str(path)], np.zeros(1, np.int64))
+    cache = FeatureCache()
+    with monkeypatch.context() as patch:  # the file is created after it was hashed
+        patch.setattr(feature_cache, "extract_features", lambda *_, **__: np.ones((1, 48), np.float32))
+        assert cache.extract(bundle, images).all()
+    with pytest.raises(CorruptFileError):
+        cache.extract(bundle, images)
 
 
 def test_the_cache_is_bounded_and_drops_the_least_recently_used(bundle, computed):

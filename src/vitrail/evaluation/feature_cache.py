@@ -40,19 +40,30 @@ class FeatureCache:
         self, bundle: Bundle, images: Split, *, layer: int | None = None, batch: int = 64, workers: int = 2
     ) -> np.ndarray:
         """Return what `extract_features` computes (n, d), and compute only the images that the cache does not have."""
-        if _has_hooks(bundle.model):  # a hook may change features, and has no content that could be hashed
+        contents = _content_keys(images)
+        # A hook may change features, and has no content that could be hashed. Files that cannot be read raise an error.
+        if _has_hooks(bundle.model) or b"" in contents:
             return self._compute(bundle, images, layer, batch, workers)
         model = _model_key(bundle, layer)
-        keys = [model + key for key in _content_keys(images)]
+        keys = [model + key for key in contents]
         features = self._read(keys)
         missing: dict[bytes, int] = {}
         for index, key in enumerate(keys):
             if key not in features:
                 missing.setdefault(key, index)  # a repeated image is computed once
         if missing:
-            computed = self._compute(bundle, images.select(np.array([*missing.values()])), layer, batch, workers)
+            missing_images = images.select(np.array([*missing.values()]))
+            computed = self._compute(bundle, missing_images, layer, batch, workers)
             features |= {key: row.copy() for key, row in zip(missing, computed, strict=True)}
-            self._write({key: features[key] for key in missing})
+            # An image that was replaced while it was computed may have the features of another one.
+            contents_after = _content_keys(missing_images)
+            self._write(
+                {
+                    key: features[key]
+                    for key, content in zip(missing, contents_after, strict=True)
+                    if key == model + content
+                }
+            )
         return np.stack([features[key] for key in keys])
 
     def _compute(self, bundle: Bundle, images: Split, layer: int | None, batch: int, workers: int) -> np.ndarray:
@@ -90,7 +101,7 @@ def _model_key(bundle: Bundle, layer: int | None) -> bytes:
 def _content_keys(images: Split) -> list[bytes]:
     """Return the SHA-256 of each image: of its pixels and their shape, or of the bytes of its file.
 
-    A file that cannot be read has an empty key. It is never stored, because computing its features raises an error.
+    A file that cannot be read has an empty key.
     """
     if (pixels := images.in_memory) is not None:
         shape = repr(pixels.shape[1:]).encode()
