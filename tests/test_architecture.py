@@ -146,6 +146,7 @@ def test_the_check_for_display_strings_detects_one():
 
 
 def test_a_model_has_at_most_25_public_methods():
+    """Those of timm's interface are counted in tests/models/test_timm_interface.py."""
     methods = [
         name
         for name, member in vars(Model).items()

@@ -13,7 +13,7 @@ import vitrail
 from tests.peers import import_peer
 from vitrail.bundles.timm_names import timm_preprocess
 from vitrail.core.errors import UsageError
-from vitrail.models.timm_interface import timm_data_config
+from vitrail.models.timm_interface import TimmInterface, timm_data_config
 from vitrail.models.zoo import TIMM, find
 
 SMALL = {"depth": 3, "width": 48, "heads": 3, "mlp": 96, "patch": 8, "resolution": 32, "classes": 5}
@@ -109,6 +109,14 @@ def test_intermediates_of_a_cnn_are_its_maps():
     features, maps = model.forward_intermediates(torch.randn(2, 1, 28, 28), [0, 2])
     assert [list(grid.shape) for grid in maps] == [[2, 8, 28, 28], [2, 32, 7, 7]]
     assert features.shape == (2, 32, 7, 7)
+
+
+def test_the_interface_has_only_names_of_timm():
+    timm = import_peer("timm")
+    with torch.device("meta"):
+        peer = timm.create_model("vit_tiny_patch16_224")
+    names = {name for name in vars(TimmInterface) if not name.startswith("_")}
+    assert {name for name in names if not hasattr(peer, name)} == {"preprocess"}
 
 
 def test_models_under_timms_names_have_timms_preprocessing():
