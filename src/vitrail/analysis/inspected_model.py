@@ -45,7 +45,7 @@ def open_inspected_model(source: str | Path | Bundle, *, device: str | None = No
     notes = [] if snapshots else [f"{name} has no snapshots: train with --snapshots N to see how it changes"]
     if not final.exists():
         final = snapshots[-1][1]
-        notes.append(f"{name} has no bundle yet: its last snapshot is shown")
+        notes.append(f"{name} is not finished and has no bundle yet: the weights of its last snapshot are shown")
     return InspectedModel(open_to_compute(final, device=device), str(final), snapshots, notes)
 
 

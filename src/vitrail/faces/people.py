@@ -28,7 +28,7 @@ def open_people(data: AnyData) -> tuple[Dataset, Split]:
     if len(parts) > 1:
         raise UsageError(
             f"Faces must be folders of people without splits (root/<person>/*), got splits {', '.join(dataset.splits)}"
-            f" in {str(data)!r}. People are split, not images: put all into one folder."
+            f" in {str(data)!r}. Images are split by person: put the folders of all people into one folder."
         )
     return dataset, parts[0]
 

@@ -106,10 +106,6 @@ class LocalityQuestion(Question):
     def read(self, results: Results) -> None:
         before = {(family, 0): trials for family, trials in self.untrained.items()}
         groups = {**self.trials, **before}
-
-        def is_trained(key: tuple[str, int]) -> bool:
-            return key[1] > 0
-
         self.area = MeasuredValues(results, groups, lambda measured: measured["areas"][str(measured["third"])])
         with_heads = {key: trials for key, trials in groups.items() if key[0] in ("vit", "hybrid")}
         self.nearest = MeasuredValues(results, with_heads, lambda measured: measured["nearest"])
