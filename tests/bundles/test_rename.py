@@ -183,15 +183,19 @@ def test_renames_at_the_same_time_are_all_kept(bundle, monkeypatch):
     assert labels_of(bundle) != [f"new new {label}" for label in LABELS]
 
 
+@pytest.mark.parametrize(
+    "count", [1, 2]
+)  # file systems use inodes again, so that the second folder has the first one's
 @pytest.mark.parametrize("read", [vitrail.load, read_bundle_info])
-def test_reader_starts_again_if_the_bundle_is_replaced(read, bundle, monkeypatch):
-    checksum, pending = files.checksum, ["Case", "Box", "Sack"]
+def test_reader_starts_again_if_the_bundle_is_replaced(read, count, bundle, monkeypatch):
+    checksum, pending = files.checksum, ["Case", "Box", "Sack", "Trunk"]
 
     def rename_while_reading(path):
         if pending and path == bundle / "preprocess.json":  # the manifest has been read, labels.json has not
             with monkeypatch.context() as patch:
                 patch.setattr(files, "checksum", checksum)
-                vitrail.rename(bundle, {labels_of(bundle)[1]: pending.pop()})
+                for _ in range(count):
+                    vitrail.rename(bundle, {labels_of(bundle)[1]: pending.pop()})
         return checksum(path)
 
     with monkeypatch.context() as patch:
@@ -199,6 +203,17 @@ def test_reader_starts_again_if_the_bundle_is_replaced(read, bundle, monkeypatch
         assert read(bundle).labels[1] == "Case"
     (bundle / "labels.json").write_text("[]")
     with pytest.raises(CorruptFileError, match=r"labels.json' is corrupt"):
+        read(bundle)
+
+
+@pytest.mark.parametrize("read", [vitrail.load, read_bundle_info])
+def test_bundle_that_is_removed_while_it_is_read_is_an_error_of_one_line(read, bundle, monkeypatch):
+    def remove_and_read(path):
+        shutil.rmtree(bundle)
+        raise CorruptFileError(path=path, cause="is missing")
+
+    monkeypatch.setattr(files, "checksum", remove_and_read)
+    with pytest.raises(UsageError, match="Bundle must be a folder that exists"):
         read(bundle)
 
 

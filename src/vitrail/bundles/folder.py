@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from importlib import resources
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -27,7 +27,7 @@ FILES = ("config.json", "model.safetensors", "preprocess.json", "labels.json", "
 EMBEDDED = ("fashion",)
 """Bundles that ship with the package, by name."""
 
-_READ_ATTEMPTS = 5
+_READ_ATTEMPTS = 10
 
 _OTHER_LIBRARY_KEYS = {"architecture", "architectures", "model_type"}  # in the config.json of timm and Hugging Face
 
@@ -80,20 +80,47 @@ def reread_if_replaced(
 
     @functools.wraps(read)
     def read_again(path: str | Path, /, *arguments: Options.args, **options: Options.kwargs) -> Result:
-        folder = check_folder(path)
-        for _ in range(_READ_ATTEMPTS - 1):
-            status = folder.stat()
-            try:
-                result = read(path, *arguments, **options)
-            except CorruptFileError:
-                if os.path.samestat(status, folder.stat()):
-                    raise
-            else:
-                if os.path.samestat(status, folder.stat()):
-                    return result
-        return read(path, *arguments, **options)
+        for _ in range(_READ_ATTEMPTS):
+            with _watch_folder(check_folder(path)) as is_replaced:
+                try:
+                    result = read(path, *arguments, **options)
+                except CorruptFileError:
+                    if not is_replaced():
+                        raise
+                else:
+                    if not is_replaced():
+                        return result
+        raise CorruptFileError(
+            path=path,
+            cause="changed each time it was read",
+            advice="Wait until no other process writes to it.",
+        )
 
     return read_again
+
+
+@contextlib.contextmanager
+def _watch_folder(folder: Path) -> Generator[Callable[[], bool]]:
+    """Yield a function that returns whether the folder was replaced or removed since.
+
+    The folder stays open, because file systems give the inode of a removed folder to the next one.
+    """
+    descriptor = None
+    with contextlib.suppress(OSError):  # a folder that can be entered, but not listed
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    status = folder.stat()
+
+    def is_replaced() -> bool:
+        try:
+            return not os.path.samestat(status, folder.stat())
+        except OSError:
+            return True
+
+    try:
+        yield is_replaced
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def find_config(model: str) -> ModelConfig:
