@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -81,46 +81,28 @@ def reread_if_replaced(
     @functools.wraps(read)
     def read_again(path: str | Path, /, *arguments: Options.args, **options: Options.kwargs) -> Result:
         for _ in range(_READ_ATTEMPTS):
-            with _watch_folder(check_folder(path)) as is_replaced:
+            folder = check_folder(path)
+            with contextlib.ExitStack() as stack:
+                # It stays open, because file systems give the inode of a removed folder to the next one.
+                with contextlib.suppress(OSError):  # a folder that can be entered, but not listed
+                    stack.callback(os.close, os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
+                status = folder.stat()
                 try:
-                    result = read(path, *arguments, **options)
-                except CorruptFileError:
-                    if not is_replaced():
-                        raise
-                else:
-                    if not is_replaced():
-                        return result
-        raise CorruptFileError(
-            path=path,
-            cause="changed each time it was read",
-            advice="Wait until no other process writes to it.",
-        )
+                    outcome = read(path, *arguments, **options)
+                except CorruptFileError as error:
+                    outcome = error
+                with contextlib.suppress(OSError):  # it was removed
+                    if os.path.samestat(status, folder.stat()):
+                        break
+        else:
+            raise CorruptFileError(
+                path=path, cause="changed each time it was read", advice="Wait until no other process writes to it."
+            )
+        if isinstance(outcome, CorruptFileError):
+            raise outcome
+        return outcome
 
     return read_again
-
-
-@contextlib.contextmanager
-def _watch_folder(folder: Path) -> Generator[Callable[[], bool]]:
-    """Yield a function that returns whether the folder was replaced or removed since.
-
-    The folder stays open, because file systems give the inode of a removed folder to the next one.
-    """
-    descriptor = None
-    with contextlib.suppress(OSError):  # a folder that can be entered, but not listed
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    status = folder.stat()
-
-    def is_replaced() -> bool:
-        try:
-            return not os.path.samestat(status, folder.stat())
-        except OSError:
-            return True
-
-    try:
-        yield is_replaced
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def find_config(model: str) -> ModelConfig:
