@@ -349,7 +349,7 @@ def test_corrupt_cached_features_are_computed_again(bundle, digits, tmp_path, da
     assert (store.of(splits["test"]) == features).all()
     assert store.hits == 0
     assert len(store.notes) == 1
-    assert store.notes[0].startswith("features are computed again: ")
+    assert store.notes[0].startswith("stored features cannot be used and are computed again: ")
     repaired = FeatureStore(loaded, bundle, folder=tmp_path)
     assert (repaired.of(splits["test"]) == features).all()
     assert (repaired.hits, repaired.notes) == (1, [])
@@ -488,7 +488,7 @@ def test_evaluate_prints_short_tables_and_notes(bundle, digits, tmp_path, capsys
     main([*command, "--protocol", "knn", "--neighbours", "5"])
     captured = capsys.readouterr()
     assert captured.out == knn_output
-    assert captured.err.count("note: features are computed again: ") == 2
+    assert captured.err.count("note: stored features cannot be used and are computed again: ") == 2
 
 
 def test_wrong_use_of_protocols_gives_one_line_error(bundle, digits, tmp_path, capsys):

@@ -262,7 +262,7 @@ def identify(
     gallery: GalleryPath,
     images: Images,
     *,
-    top_k: Annotated[int, flag("Number of people to show for each image.", metavar="K")] = 3,
+    top_k: Annotated[int, flag("Number of best-matching people to show for each image.", metavar="K")] = 3,
     landmarks: Landmarks = None,
     device: Device = None,
     receiver: Annotated[

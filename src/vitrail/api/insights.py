@@ -211,7 +211,11 @@ def compare(
     ] = (),
     sizes: Annotated[
         Sequence[int],
-        flag("Numbers of training images; default: chosen from DATA.", metavar="N", cli_type=tuple[int, ...]),
+        flag(
+            "Sizes of the training sets to compare, in images of all classes together; default: chosen from DATA.",
+            metavar="N",
+            cli_type=tuple[int, ...],
+        ),
     ] = (),
     seeds: Annotated[int, flag("Number of trainings with different seeds.", metavar="N")] = 5,
     budget: Annotated[

@@ -159,7 +159,7 @@ def evaluate(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, flag("fewshot: number of random choices of the images (5).", metavar="N", group=_FEATURES)
+        int | None, flag("fewshot: how many times to draw the images at random (5).", metavar="N", group=_FEATURES)
     ] = None,
     penalty: Annotated[
         float | None,

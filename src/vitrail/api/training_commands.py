@@ -297,7 +297,9 @@ def doctor(
 
         dataset = name_splits(with_corrections(data, corrections), people)
     else:
-        raise UsageError(f"Data with people must be a folder with one folder for each, got {type(data).__name__}.")
+        raise UsageError(
+            f"Data with people must be a folder with one subfolder for each person, got {type(data).__name__}."
+        )
     return Diagnosis(dataset, find_problems(dataset, people=people is not None))
 
 

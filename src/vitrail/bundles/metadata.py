@@ -34,7 +34,7 @@ class BundleInfo:
     def __post_init__(self) -> None:
         if self.preprocess.resolution != self.config.resolution:
             raise UsageError(
-                f"Preprocessing must give the model's resolution {self.config.resolution},"
+                f"Preprocessing must output images at the model's resolution {self.config.resolution},"
                 f" got {self.preprocess.resolution}."
             )
         if self.preprocess.channels != self.config.channels:

@@ -143,7 +143,7 @@ class FeatureStore:
             try:
                 features = _read_entry(entry, key)
             except CorruptFileError as error:
-                self.notes.append(f"features are computed again: {error}")
+                self.notes.append(f"stored features cannot be used and are computed again: {error}")
             else:
                 self.hits += 1
                 return features

@@ -315,7 +315,7 @@ def choose_train_and_test(dataset: Dataset, split: str | None, seed: int) -> tup
     training, _ = dataset.for_training(holdout=0, seed=seed)
     test = dataset.for_evaluation(split)
     if test.name == training.name:
-        raise UsageError(f"Split must not be {test.name}, which is trained on. Use test or val.")
+        raise UsageError(f"Split must not be {test.name}: the model is trained on it. Use test or val.")
     return training, test
 
 

@@ -108,7 +108,7 @@ def split_people(
             if split_name != "train" and np.bincount(split.labels).max() < 2:
                 raise UsageError(
                     f"At least one person of the {split_name} split must have two images, got one image of each person."
-                    " Add images: error rates need genuine pairs."
+                    " Add a second image of some people: error rates need pairs of images of one person."
                 )
             splits[split_name] = dataclasses.replace(split, name=split_name, labels=split.labels + first_label)
             first_label += len(names)

@@ -165,7 +165,7 @@ def test_revisions_are_fetched_and_cached_separately(hub, published):
     first = hub.repositories["timm/small"]["commit"]
     assert fetch("hf:timm/small@v1.0").fetched.address.endswith(first)
     assert fetch(f"hf://timm/small@{first}").fetched.address.endswith(first)
-    with pytest.raises(UsageError, match=r"Revision must be one of hf:timm/small, got 'v9'\."):
+    with pytest.raises(UsageError, match=r"Revision must be a branch, tag or commit of hf:timm/small, got 'v9'\."):
         fetch("hf:timm/small@v9")
     second = hub.publish("timm/small", published / "huggingface")
     imported = fetch("hf:timm/small")

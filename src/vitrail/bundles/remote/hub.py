@@ -187,7 +187,7 @@ def _convert_client_errors(client: ModuleType, repository: str, revision: str | 
             " (hf auth login) or set HF_TOKEN."
         ) from None
     except errors.RevisionNotFoundError:
-        raise UsageError(f"Revision must be one of {address}, got {revision!r}.") from None
+        raise UsageError(f"Revision must be a branch, tag or commit of {address}, got {revision!r}.") from None
     except errors.RepositoryNotFoundError:
         raise UsageError(
             f"Repository must be one that the Hub has, got {address!r}. If it is private, log in (hf auth login) or set"
