@@ -1054,7 +1054,7 @@ def test_evaluate_and_predict_run_every_engine_and_precision(choice, built_bundl
 
 def test_bench_measures_every_choice_and_auto_reads_results(built_bundle, call, measured, monkeypatch, tmp_path):
     monkeypatch.setattr("vitrail.evaluation.benchmark.measure_speeds", measure.measure_speeds)
-    monkeypatch.setattr("vitrail.evaluation.benchmark.cores", lambda: 2)
+    monkeypatch.setattr("vitrail.evaluation.benchmark.thread_count", lambda _: 2)
     images = np.random.default_rng(0).integers(0, 256, (30, 8, 8), dtype=np.uint8)
     labels = np.array([vitrail.load(built_bundle).labels[index % 3] for index in range(30)])
     np.savez(tmp_path / "data.npz", images=images, labels=labels)

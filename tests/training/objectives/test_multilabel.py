@@ -232,15 +232,18 @@ def test_unsupported_multilabel_commands_raise_one_line_errors(run, toys, call, 
             "Threshold must be used with a bundle that predicts several labels",
         ),
         (("evaluate", "fashion", data), "Classes of the data must be among|must have data with one class for each"),
-        (("evaluate", bundle, data, "--output", str(tmp_path / "x.csv")), "--output, --page and --against must have"),
+        (
+            ("evaluate", bundle, data, "--output", str(tmp_path / "x.csv")),
+            "--output, --page and --against must be used with a bundle that predicts one class",
+        ),
         (
             ("predict", bundle, str(toys.parent), "--sort", "uncertain"),
-            "--output, --page and --sort must have",
+            "--output, --page and --sort must be used with a bundle that predicts one class",
         ),
         (("evaluate", bundle, data, "--protocol", "knn"), "Evaluating features must have data with one class for each"),
         (
             ("compare", "digits", "--bundles", bundle, "--output", str(tmp_path / "x")),
-            "A profile must have",
+            "A profile must be used with a bundle that predicts one class",
         ),
         (("compare", data, "--output", str(tmp_path / "y")), "A comparison must have data with one class for each"),
         (

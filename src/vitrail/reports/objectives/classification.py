@@ -85,16 +85,15 @@ def _class_figures(scores: dict[str, Any], calibration: str) -> str:
             row["label"],
             f"{row['count']:,}",
             f"{row['accuracy']:.1%}",
-            "{:.1%} … {:.1%}".format(*row["interval"]),
             f"{row['precision']:.1%}",
             f"{row['f1']:.1%}",
         ]
         for row in evaluated[:_MAX_TABLE_CLASSES]
     ]
-    rows += [[row["label"], "0", *"----"] for row in scores["per_class"] if not row["count"]][
+    rows += [[row["label"], "0", *"---"] for row in scores["per_class"] if not row["count"]][
         : _MAX_TABLE_CLASSES - len(rows)
     ]
-    headers = [t(name) for name in ("class", "images", "recall", "interval", "precision", "f1")]
+    headers = [t(name) for name in ("class", "images", "recall", "precision", "f1")]
     listing = table(headers, rows, numeric=frozenset(range(1, len(headers))))
     count = len(scores["per_class"])
     caption = t("all-classes" if len(rows) == count else "some-classes", shown=len(rows), classes=count)
