@@ -10,7 +10,8 @@ from vitrail.analysis.heads import entropy, grid_distances, head_input_weights, 
 from vitrail.analysis.layers import cka, cka_table, gram, outliers
 from vitrail.analysis.maps import explicit_attention, maps, relevance, rollout
 from vitrail.analysis.position_structure import filters, position_table, similarity, structure
-from vitrail.core.errors import UsageError
+from vitrail.analysis.receptive_field import reaches
+from vitrail.core.errors import UsageError, VitrailError
 from vitrail.lab.exact import redraw
 
 
@@ -307,3 +308,14 @@ def test_evidence_grid_is_patches_or_at_most_24_cells_per_side():
     ):
         with torch.device("meta"):
             assert evidence_grid(vitrail.create(name, resolution=resolution)) == grid
+
+
+def test_receptive_field_of_a_constant_model_is_empty_and_gradients_must_be_finite():
+    model = redraw(vitrail.create("ViT-Pico/2", classes=3))
+    with pytest.raises(VitrailError, match="Gradients of a model must be finite, got NaN or infinity"):
+        reaches(model, torch.full((1, 1, 8, 8), torch.nan), [0])
+    with torch.no_grad():
+        model.patch_embed.proj.weight.zero_()
+    field = reaches(model, torch.rand(1, 1, 8, 8), [0])[0]
+    assert not field.influence.any()
+    assert 0 <= field.areas((0.9,))[0.9] <= 1

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.core.errors import UsageError
+from vitrail.core.errors import UsageError, VitrailError
 from vitrail.core.settings import check_integer
 from vitrail.models.activations import Activations
 from vitrail.models.base import AnyModel
@@ -21,7 +21,8 @@ from vitrail.models.device import evaluating
 
 
 def reach(model: AnyModel, images: Tensor, layer: int, draws: int = 8) -> np.ndarray:
-    """Return the receptive field (H, W) of the state at the image's centre after `layer`; the largest value is 1.
+    """Return the receptive field (H, W) of the state at the image's centre after `layer`; the largest value is 1, or 0
+    for a constant model.
 
     Each value is the mean absolute gradient of the state with respect to a pixel. The gradient is that of a sum of the
     state's features with random signs, drawn `draws` times, because normalisation would cancel a plain sum. iGPT rounds
@@ -58,7 +59,10 @@ class Reach(NamedTuple):
 
 
 def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int = 8) -> dict[int, Reach]:
-    """Return the receptive field of the centre of each of `layers` (see `reach`), with one forward pass per image."""
+    """Return the receptive field of the centre of each of `layers` (see `reach`), with one forward pass per image.
+
+    Raise VitrailError for gradients that are not finite.
+    """
     config = model.config
     for layer in layers:
         check_integer("layer", layer, low=0, high=config.depth - 1)
@@ -86,7 +90,12 @@ def reaches(model: AnyModel, images: Tensor, layers: Sequence[int], draws: int =
                         if influence.ndim == 2
                         else influence.sum(0).numpy()
                     )
-    return {layer: Reach(influence / influence.max(), middles[layer]) for layer, influence in sums.items()}
+    if not all(np.isfinite(influence).all() for influence in sums.values()):
+        raise VitrailError(
+            "Gradients of a model must be finite, got NaN or infinity: its weights or pixels are too large."
+        )
+    # A constant model has no influence at all.
+    return {layer: Reach(influence / (influence.max() or 1), middles[layer]) for layer, influence in sums.items()}
 
 
 def _centre_state(output: Tensor, model: AnyModel) -> Tensor:
