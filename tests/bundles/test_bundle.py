@@ -209,7 +209,11 @@ def test_a_newer_format_and_an_unknown_family_are_refused(copy):
         ("config.json", lambda fields: {**fields, "format": True}, "does not state its format"),
         ("config.json", lambda fields: {**fields, "family": ["vit"]}, "mlp, got ['vit']"),
         ("preprocess.json", lambda fields: {**fields, "mean": "x"}, "Mean must be a number for each channel"),
-        ("preprocess.json", lambda fields: {**fields, "resolution": [9, 9]}, "must give the model's resolution"),
+        (
+            "preprocess.json",
+            lambda fields: {**fields, "resolution": [9, 9]},
+            "must output images at the model's resolution",
+        ),
     ],
 )
 def test_invalid_documents_with_valid_checksums_are_refused(copy, name, change, message):
@@ -274,7 +278,7 @@ def test_paths_that_are_not_bundles_are_refused(tmp_path):
         ({"labels": ("a", "b")}, "one for each of the model's 3 classes, got 2"),
         ({"labels": ("a", "b", "a")}, "must differ from each other, got 'a' twice"),
         ({"labels": ("a", "", "c")}, "a string that is not empty"),
-        ({"preprocess": Preprocess()}, "must give the model's resolution"),
+        ({"preprocess": Preprocess()}, "must output images at the model's resolution"),
         ({"preprocess": GREY_8.replace(mean=(0.5,) * 3, std=(0.5,) * 3)}, "must give the model's 1 channels, got 3"),
     ],
 )
