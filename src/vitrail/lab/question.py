@@ -202,7 +202,7 @@ class Accuracies:
 
     def __init__(self, results: Results, groups: Mapping[Any, Sequence[Trial]]) -> None:
         self._by_seed: dict[Any, dict[int, np.ndarray]] = {}
-        """Correctness (images) by variant and index of the trial. Indices of all variants stand for the same seeds."""
+        """Correctness (images) by variant and index of the trial. Equal indices of variants have the same seed."""
         for name, trials in groups.items():
             outcomes = enumerate(map(results.get, trials))
             finished = {index: self._read(result) for index, result in outcomes if result is not None}

@@ -219,9 +219,9 @@ def contrast(terms: Sequence[Term]) -> Estimate:
     if seeds < 2 or images < 2:
         return mean_of(by_seed)
     image_square = seeds * by_image.var(ddof=1)
-    whole = np.square(values_SI - values_SI.mean()).sum()
+    total_square = np.square(values_SI - values_SI.mean()).sum()
     seed_square = images * by_seed.var(ddof=1)
-    residual = max(whole - (seeds - 1) * seed_square - (images - 1) * image_square, 0.0)
+    residual = max(total_square - (seeds - 1) * seed_square - (images - 1) * image_square, 0.0)
     residual_square = residual / ((seeds - 1) * (images - 1))
     image_error = math.sqrt(max(image_square - residual_square, 0.0) / values_SI.size)
     residual_error = math.sqrt(residual_square / values_SI.size)

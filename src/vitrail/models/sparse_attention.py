@@ -22,7 +22,7 @@ class PatternPart(NamedTuple):
     order_N: Tensor
     """For each patch, its index in `queries_GQ`."""
     bias_GHQM: Tensor
-    """What is added to the scores: -inf for masked pairs. One head stands for all."""
+    """What is added to the scores: -inf for masked pairs. A single head applies to all heads."""
 
 
 class SparsePattern(NamedTuple):
